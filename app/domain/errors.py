@@ -1,0 +1,197 @@
+"""One tree of errors. A leaf has a stable `reason`; edges map the branch to their own codes.
+
+Messages are written for the caller and never repeat input, secrets, host names or gRPC text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class FieldFault:
+    """One bad field of a request. `pointer` is an RFC 6901 JSON pointer into the body."""
+
+    pointer: str
+    detail: str
+
+
+class ChadburnError(Exception):
+    """Base. `retryable`: the same call may succeed later without being changed."""
+
+    reason: ClassVar[str] = "INTERNAL"
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operation_id: str | None = None,
+        faults: tuple[FieldFault, ...] = (),
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.operation_id = operation_id
+        self.faults = faults
+        self.retry_after_s = retry_after_s
+
+
+# ---- branches: an edge knows these, and nothing below them ----
+
+
+class InvalidArgument(ChadburnError):
+    reason = "INVALID_ARGUMENT"
+
+
+class NotFound(ChadburnError):
+    reason = "NOT_FOUND"
+
+
+class AlreadyExists(ChadburnError):
+    reason = "ALREADY_EXISTS"
+
+
+class Aborted(ChadburnError):
+    reason = "ABORTED"
+
+
+class FailedPrecondition(ChadburnError):
+    reason = "FAILED_PRECONDITION"
+
+
+class ResourceExhausted(ChadburnError):
+    reason = "RESOURCE_EXHAUSTED"
+    retryable = True
+
+
+class Unimplemented(ChadburnError):
+    reason = "UNIMPLEMENTED"
+
+
+class Unavailable(ChadburnError):
+    reason = "UNAVAILABLE"
+    retryable = True
+
+
+class DeadlineExceeded(ChadburnError):
+    reason = "DEADLINE_EXCEEDED"
+
+
+# ---- leaves ----
+
+
+class MissingIdempotencyKey(InvalidArgument):
+    reason = "IDEMPOTENCY_KEY_MISSING"
+
+
+class MalformedIdempotencyKey(InvalidArgument):
+    reason = "IDEMPOTENCY_KEY_MALFORMED"
+
+
+class ConflictingRevisions(InvalidArgument):
+    """If-Match and expected_revision are both given and differ."""
+
+    reason = "CONFLICTING_REVISIONS"
+
+
+class UnknownEngine(NotFound):
+    reason = "ENGINE_NOT_FOUND"
+
+
+class UnknownOperation(NotFound):
+    reason = "OPERATION_NOT_FOUND"
+
+
+class IdempotencyKeyReused(AlreadyExists):
+    reason = "IDEMPOTENCY_KEY_REUSED"
+
+
+class EngineExists(AlreadyExists):
+    reason = "ENGINE_ALREADY_EXISTS"
+
+
+class RevisionMismatch(Aborted):
+    reason = "REVISION_MISMATCH"
+
+    def __init__(self, *, expected: int, current: int, from_header: bool = False) -> None:
+        super().__init__(f"expected revision {expected}, the current revision is {current}")
+        self.expected = expected
+        self.current = current
+        self.from_header = from_header
+
+
+class GenerationMismatch(Aborted):
+    """The registration of an engine was changed since the caller read it."""
+
+    reason = "GENERATION_MISMATCH"
+
+
+class EngineBusy(Aborted):
+    """Another exclusive operation is open on the engine; `operation_id` names it."""
+
+    reason = "ENGINE_BUSY"
+    retryable = True
+
+    def __init__(self, *, operation_id: str | None) -> None:
+        super().__init__(
+            "another operation is running on this engine",
+            operation_id=operation_id,
+            retry_after_s=1,
+        )
+
+
+class StalePauseEpoch(FailedPrecondition):
+    reason = "STALE_PAUSE_EPOCH"
+
+    def __init__(self, *, given: int, current: int) -> None:
+        super().__init__(f"pause epoch {given} is not the latest, which is {current}")
+        self.given = given
+        self.current = current
+
+
+class NotPaused(FailedPrecondition):
+    reason = "NOT_PAUSED"
+
+
+class ResourcesReleased(FailedPrecondition):
+    """The engine cannot serve while a resource is released."""
+
+    reason = "RESOURCES_RELEASED"
+
+
+class WeightsNotValid(FailedPrecondition):
+    reason = "WEIGHTS_NOT_VALID"
+
+
+class DrainRunning(FailedPrecondition):
+    """Cancel the drain, or abort its requests; a resume does not break it."""
+
+    reason = "DRAIN_RUNNING"
+
+
+class OperationEnded(FailedPrecondition):
+    reason = "OPERATION_ENDED"
+
+
+class NotCancellable(FailedPrecondition):
+    reason = "NOT_CANCELLABLE"
+
+
+class EngineHasOpenOperation(FailedPrecondition):
+    reason = "ENGINE_HAS_OPEN_OPERATION"
+
+
+class UnsupportedOperation(Unimplemented):
+    """The engine does not advertise it."""
+
+    reason = "UNSUPPORTED_OPERATION"
+
+
+class EngineUnreachable(Unavailable):
+    reason = "ENGINE_UNREACHABLE"
+
+
+class TooManyOperations(ResourceExhausted):
+    reason = "TOO_MANY_OPERATIONS"

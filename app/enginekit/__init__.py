@@ -1,0 +1,1 @@
+"""The server side of OpenEngineAdmin for any engine."""

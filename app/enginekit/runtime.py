@@ -1,0 +1,190 @@
+"""The port that an engine's author implements; the kit does the rest.
+
+Division of work. The kit owns everything an order needs besides the engine itself: validation,
+idempotency, revision, epochs, exclusive orders, events, deadlines, and ADMISSION: the gate in front
+of `Runtime.generate` that holds or refuses new requests during a pause, applies the hold limit, and
+waits for work in flight to end when it drains. A runtime therefore has no queue of held requests
+and no idea of revisions; `generate` is called only for requests that are let in.
+
+Two phases. For each accepted order the kit calls `prepare` on all ranks at once, and when all have
+returned, `commit` on all ranks; then `conclude` once. If a `prepare` raises, `rollback` is called on
+every rank and the order fails with nothing changed. If a `commit` raises, `rollback` is called on
+every rank, and unless all of them return the engine is inconsistent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from app.domain.capabilities import Capabilities
+from app.domain.commands import Command
+from app.domain.facts import LoraFact, WeightsFact
+from app.domain.kinds import AbortOutcome, CacheKind, EngineRole, ResourceKind
+from app.domain.operation import Progress
+from app.domain.ranks import RankReport
+from app.rpc.openengine.v1 import generation_pb2
+
+
+class RuntimeFault(Exception):
+    """A rank could not do its part. `reason` is UPPER_SNAKE; the message is shown to callers."""
+
+    def __init__(self, reason: str, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.retryable = retryable
+
+
+class RequestRefused(Exception):
+    """`generate` will not serve this request. `code` is an `openengine.v1.ErrorCode` number."""
+
+    def __init__(self, code: int, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retryable = retryable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineDescription:
+    """Constant for the life of the process. Sizes in tokens, blocks or requests; None: unknown."""
+
+    name: str
+    version: str
+    models: tuple[str, ...]
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    kv_block_size: int | None = None
+    total_kv_blocks: int | None = None
+    max_running_requests: int | None = None
+    max_batched_tokens: int | None = None
+    max_context_length: int | None = None
+    max_output_tokens: int | None = None
+    max_top_logprobs: int | None = None  # None: no log probabilities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What the ranks hold now. `ranks` lists only those that are not well."""
+
+    weights: WeightsFact
+    released: frozenset[ResourceKind] = frozenset()
+    role: EngineRole = EngineRole.AGGREGATED
+    loras: tuple[LoraFact, ...] = ()
+    ranks: tuple[RankReport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLoad:
+    data_parallel_rank: int
+    running_requests: int
+    queued_requests: int
+    used_kv_blocks: int
+    total_kv_blocks: int
+    prefill_batch_size: int = 0
+    decode_batch_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The runtime's own numbers; the kit adds the requests that it holds to `queued_requests`."""
+
+    running_requests: int
+    queued_requests: int
+    used_kv_blocks: int
+    total_kv_blocks: int
+    running_tokens: int = 0
+    waiting_tokens: int = 0
+    prefill_batch_size: int = 0
+    decode_batch_size: int = 0
+    ranks: tuple[RankLoad, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """An accepted order on its way to the ranks. `report` may be called from any phase."""
+
+    operation_id: str
+    command: Command
+    report: Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """`blocks_in_use`: kept, since work in flight refers to them."""
+
+    kind: CacheKind
+    blocks_freed: int
+    blocks_in_use: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusion:
+    """What the ranks did together. Only the fields of the order's kind are read.
+
+    For a pause: requests that were aborted or frozen by it (those that a drain let finish are
+    counted by the kit). For a resume: requests that continue.
+    """
+
+    changed: bool = True
+    flushed: tuple[Flushed, ...] = ()
+    requests_aborted: int = 0
+    requests_kept: int = 0
+    requests_continued: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AbortTally:
+    """Per id. For all: every id that was in flight."""
+
+    outcomes: Mapping[str, AbortOutcome] = field(default_factory=dict)
+
+
+class Runtime(Protocol):
+    """Coroutines run on the kit's event loop and must not block it."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global rank numbers, ascending."""
+
+    def describe(self) -> EngineDescription: ...
+
+    def capabilities(self) -> Capabilities:
+        """What it can carry out now. An operation that is not named answers UNIMPLEMENTED."""
+
+    async def observe(self) -> Observation: ...
+
+    async def load(self) -> Load: ...
+
+    async def prepare(self, order: Order, rank: int) -> None:
+        """Do all that can fail and can be undone. Cancelling the coroutine must leave the rank
+        fit for `rollback`. Raises RuntimeFault."""
+
+    async def commit(self, order: Order, rank: int) -> None:
+        """Make it take effect. For a pause: stop (ABORT: end all in flight, with the reason said to
+        them; KEEP: freeze them; DRAIN: nothing is in flight any more). Raises RuntimeFault."""
+
+    async def rollback(self, order: Order, rank: int) -> None:
+        """Back to the state before `prepare`. Also called for a rank that never prepared."""
+
+    async def conclude(self, order: Order) -> Conclusion: ...
+
+    def generate(
+        self, request: generation_pb2.GenerateRequest
+    ) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        """One request, `request_id` never empty. Closing the iterator aborts the request.
+
+        Raises RequestRefused before the first response; later ends come as an `error` response.
+        """
+
+    async def abort(self, request_ids: tuple[str, ...] | None, message: str) -> AbortTally:
+        """End the named requests, or with None all of them, frozen ones included. Returns when
+        each has ended; `message` is what their streams say."""
+
+    async def probe(self) -> None:
+        """A minimal generation; raises RuntimeFault when the engine cannot serve."""
+
+    async def close(self) -> None: ...

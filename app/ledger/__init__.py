@@ -1,0 +1,1 @@
+"""The SQL ledger: operations, events, idempotency keys, engines, leases, audit."""

@@ -1,0 +1,1 @@
+"""Use cases: submit, run, cancel, reconcile. Domain, ledger and the backend port; no FastAPI, no gRPC."""
