@@ -1,0 +1,34 @@
+# make demo              everything running on this machine; ARGS goes to `chadburn demo`
+# make test              all checks and tests (CI runs this)
+# make test-full         the same with every long figure; writes docs/test-report.md
+# make lint              the checks alone
+# make proto             generate app/rpc/ and docs/operation-fields.md from proto/
+# make bench             figures of speed
+#
+# Needs Python 3.11 or later, git and make; the targets install the rest into .venv.
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := test
+.PHONY: demo test test-full lint proto bench
+
+demo:
+	@scripts/setup demo
+	@exec .venv/bin/chadburn demo $(ARGS)
+
+test: lint
+	@scripts/test
+
+test-full: lint
+	@scripts/test --full
+
+lint:
+	@scripts/setup dev
+	@scripts/lint
+
+proto:
+	@scripts/setup dev
+	@scripts/gen-proto
+	@.venv/bin/python scripts/gen-operation-fields
+
+bench:
+	@scripts/setup dev
+	@.venv/bin/python -m tests.benchmarks
