@@ -1,10 +1,10 @@
 """The caller, as a verified token describes it."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from app.auth.tokens.errors import InsufficientScope
 from app.domain.scopes import Scope
 
 
@@ -45,11 +45,16 @@ class Principal:
     kind: PrincipalKind = PrincipalKind.CLIENT
     audience: AudienceKind = AudienceKind.ADMIN
 
-    def missing(self, required: Iterable[Scope]) -> frozenset[Scope]:
-        """Those of ``required`` the caller does not hold."""
-        return frozenset(required) - self.scopes
-
     @property
     def may_administer(self) -> bool:
         """Whether any admin route may answer other than 403: admin audience and some scope."""
         return self.audience is AudienceKind.ADMIN and bool(self.scopes)
+
+    def require(self, *scopes: Scope) -> None:
+        """Raise :class:`InsufficientScope` unless the caller holds every one of ``scopes``.
+
+        With none named the caller still needs to be one who may administer at all, so that an
+        empty requirement is not an open door for inference tokens.
+        """
+        if not self.may_administer or not self.scopes.issuperset(scopes):
+            raise InsufficientScope(scopes)

@@ -1,24 +1,42 @@
-"""Why a token was not accepted: one leaf per cause, each with a stable ``reason``.
+"""Why a caller was not let through: one leaf per cause, each with a stable ``reason``.
 
-No status codes here: an HTTP edge answers ``TokenRefused`` with 401 and ``KeysUnavailable`` with
-503, a gRPC edge with UNAUTHENTICATED and UNAVAILABLE. Messages never quote the token.
+No status codes here. Edges map the branches: ``TokenRefused`` to 401 or UNAUTHENTICATED,
+``PermissionDenied`` to 403 or PERMISSION_DENIED; ``KeysUnavailable`` is an ``Unavailable`` as any
+other. Messages never quote the token.
 """
 
+from collections.abc import Iterable
 from typing import ClassVar
 
+from app.domain.errors import ChadburnError, Unavailable
+from app.domain.scopes import Scope
 
-class TokenError(Exception):
-    """The root of everything a verifier raises."""
 
-    reason: ClassVar[str] = "TOKEN_ERROR"
-    description: ClassVar[str] = "The access token could not be judged."
+class TokenRefused(ChadburnError):
+    """The caller has not shown a valid token: challenge it."""
+
+    reason = "TOKEN_REFUSED"
+    description: ClassVar[str] = "The access token was not accepted."
 
     def __init__(self, description: str | None = None) -> None:
         super().__init__(description or self.description)
 
 
-class TokenRefused(TokenError):
-    """The caller has not shown a valid token: challenge it."""
+class PermissionDenied(ChadburnError):
+    """The caller is known and may not do this."""
+
+    reason = "PERMISSION_DENIED"
+
+
+class InsufficientScope(PermissionDenied):
+    """RFC 6750 ``error="insufficient_scope"``; ``required`` is all the call needs."""
+
+    reason = "INSUFFICIENT_SCOPE"
+
+    def __init__(self, required: Iterable[Scope]) -> None:
+        self.required = tuple(sorted(required))
+        needs = f"the scope {' '.join(self.required)}" if self.required else "an admin scope"
+        super().__init__(f"This needs {needs}.")
 
 
 class TokenMissing(TokenRefused):
@@ -110,13 +128,14 @@ class AudienceForeign(TokenInvalid):
     description = "The access token was made for another audience."
 
 
-class KeysUnavailable(TokenError):
+class KeysUnavailable(Unavailable):
     """The issuer's keys are out of reach, so the token can be neither trusted nor refused."""
 
     reason = "ISSUER_UNAVAILABLE"
-    description = "The token's issuer cannot be reached to verify the token."
 
-    def __init__(self, issuer: str, retry_after_s: float) -> None:
-        super().__init__()
+    def __init__(self, issuer: str, *, retry_after_s: int) -> None:
+        super().__init__(
+            "The token's issuer cannot be reached to verify the token.",
+            retry_after_s=retry_after_s,
+        )
         self.issuer = issuer
-        self.retry_after_s = retry_after_s

@@ -12,8 +12,19 @@ from app.domain.scopes import Scope
 # Asymmetric only: with HS* every verifier could also mint, and a verifier that accepts both kinds
 # can be handed a token whose HMAC key is the issuer's public key.
 SUPPORTED_ALGORITHMS = frozenset(
-    ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"]
-    + ["EdDSA", "Ed25519"]
+    [
+        "RS256",
+        "RS384",
+        "RS512",
+        "PS256",
+        "PS384",
+        "PS512",
+        "ES256",
+        "ES384",
+        "ES512",
+        "EdDSA",
+        "Ed25519",
+    ]
 )
 MAX_LEEWAY_S = 300
 
