@@ -1,0 +1,26 @@
+"""What holds for every test: one event loop implementation, one thread per torch process."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Before anything imports torch: tests run in parallel, and their arithmetic has to be the same
+# on a machine with more cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Slow machines and a busy neighbour are no defects: examples have no time limit of their own,
+# pytest-timeout bounds the test as a whole.
+settings.register_profile(
+    "usual", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("full", settings.get_profile("usual"), max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Async tests run on asyncio: grpc.aio and SQLAlchemy know no other loop."""
+    return "asyncio"
