@@ -1,4 +1,4 @@
-"""The port to an engine. What an engine says becomes domain facts here; no gRPC beyond this room."""
+"""The port to an engine: what an engine says becomes domain facts here."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """`operation_id` is the idempotency key at the engine. `deadline_at`: UTC, for the whole order."""
+    """`operation_id` is the idempotency key at the engine. `deadline_at` (UTC) bounds the whole."""
 
     operation_id: str
     command: Command

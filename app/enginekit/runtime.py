@@ -7,9 +7,9 @@ waits for work in flight to end when it drains. A runtime therefore has no queue
 and no idea of revisions; `generate` is called only for requests that are let in.
 
 Two phases. For each accepted order the kit calls `prepare` on all ranks at once, and when all have
-returned, `commit` on all ranks; then `conclude` once. If a `prepare` raises, `rollback` is called on
-every rank and the order fails with nothing changed. If a `commit` raises, `rollback` is called on
-every rank, and unless all of them return the engine is inconsistent.
+returned, `commit` on all ranks; then `conclude` once. If a `prepare` raises, `rollback` is called
+on every rank and the order fails with nothing changed. If a `commit` raises, `rollback` is called
+on every rank, and unless all of them return the engine is inconsistent.
 """
 
 from __future__ import annotations

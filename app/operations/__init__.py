@@ -1,1 +1,1 @@
-"""Use cases: submit, run, cancel, reconcile. Domain, ledger and the backend port; no FastAPI, no gRPC."""
+"""Use cases: submit, run, cancel, reconcile. Neither FastAPI nor gRPC here."""
