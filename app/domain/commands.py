@@ -163,6 +163,9 @@ class AbortRequests(Command):
     def __post_init__(self) -> None:
         if self.all == bool(self.request_ids):
             raise _fault("/request_ids", "give request_ids, or all: true")
+        if "" in self.request_ids:
+            # On the wire an empty id is an absent one, which some engines read as all of them.
+            raise _fault("/request_ids", "a request id is never empty")
         if len(set(self.request_ids)) != len(self.request_ids):
             raise _fault("/request_ids", "name each request once")
 
