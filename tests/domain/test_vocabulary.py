@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from enum import StrEnum
 from typing import Any
 
 import pytest
@@ -82,7 +83,7 @@ class TestKinds:
         enums = [
             value
             for _, value in inspect.getmembers(kinds, inspect.isclass)
-            if value.__module__ == kinds.__name__
+            if issubclass(value, StrEnum) and value.__module__ == kinds.__name__
         ]
         assert enums
         for enum in enums:
