@@ -73,11 +73,13 @@ class RoomsContract(_TableContract):
     """`rooms`: a row per room of the package, with the rooms it may import directly.
 
     A room may always import itself. A module in no room is refused, so that a new room has to
-    be given a row. The root package itself (its version) may be imported by all.
+    be given a row. The root package itself (its version) may be imported by all. `shared` names
+    rooms that every room may import whose row is not empty.
     """
 
     type_name = "rooms"
     rooms = fields.ListField(subfield=fields.StringField())
+    shared = fields.ListField(subfield=fields.StringField())
 
     def objection(self, link: Link, root: str) -> str | None:
         importer, imported = link
@@ -87,7 +89,7 @@ class RoomsContract(_TableContract):
         here, there = room_of(importer, table), room_of(imported, table)
         if here is None or there is None:
             return f"{importer if here is None else imported} stands in no row"
-        if here == there or there in table[here]:
+        if here == there or there in table[here] or (table[here] and there in self.shared):
             return None
         return f"{here} may not import {there}"
 

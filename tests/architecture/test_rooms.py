@@ -38,6 +38,7 @@ def kept(kind: str, importer: str, imported: str) -> bool:
     ("importer", "imported"),
     [
         ("app.domain.operation", "app.ledger.tables"),
+        ("app.domain.operation", "app.clock"),
         ("app.ledger.tables", "app.operations.submit"),
         ("app.operations.submit", "app.http.problems"),
         ("app.http.engines", "app.main"),
@@ -64,6 +65,7 @@ def test_import_into_another_room_is_refused(importer: str, imported: str) -> No
     [
         ("app.ledger.tables", "app.domain.operation"),
         ("app.ledger.tables", "app.ledger.session"),
+        ("app.ledger.tables", "app.clock"),
         ("app.operations.run", "app.backends.port"),
         ("app.auth.sessions", "app.ledger.session"),
         ("app.enginekit.interceptor", "app.auth.tokens.verifier"),

@@ -1,0 +1,48 @@
+# syntax=docker/dockerfile:1
+# Two images from one build: `--target gateway` (no torch) and `--target engine`.
+# Read for this project only by checks of form: nothing in its tests runs a container engine.
+
+ARG PYTHON=3.11-slim-bookworm
+
+FROM python:${PYTHON} AS build
+WORKDIR /src
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+COPY constraints/pins.txt constraints/pins.txt
+COPY pyproject.toml README.md LICENSE NOTICE alembic.ini ./
+COPY proto proto
+COPY migrations migrations
+COPY app app
+RUN python -m venv /opt/chadburn \
+ && /opt/chadburn/bin/pip wheel --no-deps -w /wheels .
+
+FROM build AS build-gateway
+RUN /opt/chadburn/bin/pip install -c constraints/pins.txt "$(echo /wheels/*.whl)[postgres]"
+
+FROM build AS build-engine
+# Where torch comes from: the CPU builds here, PyPI's or NVIDIA's for a machine with a GPU.
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+RUN /opt/chadburn/bin/pip install -c constraints/pins.txt \
+      --extra-index-url "${TORCH_INDEX_URL}" "$(echo /wheels/*.whl)[engine]"
+
+# ---- what both images share: no compiler, no pip cache, an account without rights ----
+FROM python:${PYTHON} AS base
+RUN useradd --system --uid 10001 --home-dir /var/lib/chadburn --create-home chadburn
+ENV PATH=/opt/chadburn/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 10001
+WORKDIR /var/lib/chadburn
+VOLUME /var/lib/chadburn
+# Both end in good order on SIGTERM: streams say goodbye, an operation in flight stays in the ledger.
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["chadburn"]
+
+FROM base AS engine
+COPY --from=build-engine /opt/chadburn /opt/chadburn
+EXPOSE 50051 50052
+CMD ["engine"]
+
+FROM base AS gateway
+COPY --from=build-gateway /opt/chadburn /opt/chadburn
+EXPOSE 8080
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
+  CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8080/healthz', timeout=2)"]
+CMD ["serve"]
