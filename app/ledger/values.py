@@ -1,0 +1,142 @@
+"""What goes into the ledger and comes out of it. Rows and sessions never do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Generic, TypeVar
+
+from app.domain.engine import HealthState
+from app.domain.events import EventType
+from app.domain.kinds import EngineRole, OperationKind, OperationState
+from app.domain.operation import Actor, JsonObject, Operation, OperationEvent
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyClaim:
+    """An idempotency key that an order comes with. Its scope is the operation's actor.
+
+    `fingerprint`: of the whole request. `expires_at` (UTC): the end of the published retention;
+    the ledger holds a key for 24 h at least, and never forgets one whose operation is open.
+    """
+
+    key: str
+    fingerprint: str
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """`fresh` False: the key had been used for this very request, and this is what came of it."""
+
+    operation: Operation
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """`position`: its place in the order of all events of this ledger, from 1, with gaps."""
+
+    position: int
+    event: OperationEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """`next`: what to pass as `after` or `before` for the following page; None: that was all."""
+
+    items: tuple[T, ...]
+    next: int | str | None
+
+
+# In every filter an empty field lets everything pass, and the fields are and-ed.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFilter:
+    """`labels`: all of them, exactly. `version`: the weight version that the engine declares."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    states: frozenset[HealthState] = frozenset()
+    roles: frozenset[EngineRole] = frozenset()
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationFilter:
+    """`since`: created then or later, UTC."""
+
+    engine_id: str | None = None
+    kinds: frozenset[OperationKind] = frozenset()
+    states: frozenset[OperationState] = frozenset()
+    subject: str | None = None
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFilter:
+    """`engine_ids` None: of every engine; an empty set: of none (a caller who may see none)."""
+
+    engine_ids: frozenset[str] | None = None
+    operation_id: str | None = None
+    kinds: frozenset[OperationKind] = frozenset()
+    types: frozenset[EventType] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFilter:
+    """`since`: then or later, UTC."""
+
+    engine_id: str | None = None
+    operation_id: str | None = None
+    subject: str | None = None
+    action: str | None = None
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """Who asked for what, from where, and what became of it.
+
+    `action`: what was asked for (`pause`, `cancel`, `register_engine`, …). `outcome`: `accepted`,
+    `refused`, or how it ended. `reason`: the code of a refusal or failure. `note`: the caller's
+    own words. `source`: the network address of the caller. `at` is UTC.
+    """
+
+    at: datetime
+    action: str
+    outcome: str
+    actor: Actor | None = None
+    engine_id: str | None = None
+    operation_id: str | None = None
+    reason: str | None = None
+    note: str | None = None
+    request_id: str | None = None
+    trace_id: str | None = None
+    source: str | None = None
+    detail: JsonObject = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAudit:
+    """`id` rises with each entry; pages go by it."""
+
+    id: int
+    entry: AuditEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to drive one engine until `expires_at` (UTC).
+
+    `fence` rises with every new holder of the engine's lease. A write that names an older fence
+    changes nothing, so a holder that was asleep cannot undo what its successor has done.
+    """
+
+    engine_id: str
+    owner: str
+    fence: int
+    expires_at: datetime
