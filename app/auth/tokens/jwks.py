@@ -19,8 +19,8 @@ class KeyTimings:
     """When keys are fetched again; all in seconds."""
 
     ttl_s: float = 600.0
-    """Age at which a request waits for fresh keys. A key the issuer withdrew is trusted no longer
-    than this while the issuer can be reached."""
+    """Age at which a request waits for fresh keys. While the issuer can be reached, a key it
+    withdrew is trusted no longer than this and the minute a token is remembered."""
     refresh_ahead_s: float = 480.0
     """Age from which a request starts a refresh without waiting for it."""
     max_stale_s: float = 86_400.0
@@ -176,20 +176,18 @@ class IssuerKeys:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._under_way = None
         if not task.cancelled():
-            task.result()  # _refresh records failures; anything it raises is a defect to show
+            task.result()  # what still comes out of there is a defect, for the loop to show
 
     async def _refresh(self, *, rediscover: bool) -> None:
         try:
             async with asyncio.timeout(self._timings.fetch_deadline_s):
                 ring = parse_key_set(await self._fetch(rediscover=rediscover))
         except (FetchFailed, KeySetUnusable, TimeoutError) as error:
-            self._failures += 1
-            self._problem = str(error) or f"no answer in {self._timings.fetch_deadline_s:g} s"
-            self._retry_at = self._monotonic() + min(
-                self._timings.max_backoff_s,
-                self._timings.first_backoff_s * 2.0 ** min(self._failures - 1, 16),
-            )
+            self._failed(str(error) or f"no answer in {self._timings.fetch_deadline_s:g} s")
             return
+        except Exception:
+            self._failed("internal error")  # a defect of ours backs off like any failure
+            raise
         if self._ring is None or not self._ring.same_as(ring):
             self._generation += 1
         self._ring = ring
@@ -197,6 +195,14 @@ class IssuerKeys:
         self._failures = 0
         self._problem = None
         self._retry_at = float("-inf")
+
+    def _failed(self, problem: str) -> None:
+        self._failures += 1
+        self._problem = problem
+        self._retry_at = self._monotonic() + min(
+            self._timings.max_backoff_s,
+            self._timings.first_backoff_s * 2.0 ** min(self._failures - 1, 16),
+        )
 
     async def _fetch(self, *, rediscover: bool) -> bytes:
         if self._config.jwks_uri is None and (rediscover or self._jwks_uri is None):

@@ -19,6 +19,7 @@ MAX_RSA_BITS = 8192
 _MEMBERS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}
 _PRIVATE_MEMBERS = frozenset(["d", "p", "q", "dp", "dq", "qi", "k", "oth"])
 _CURVES = {"ES256": "P-256", "ES384": "P-384", "ES512": "P-521"}
+_USED_CURVES = {"EC": frozenset(_CURVES.values()), "OKP": frozenset(["Ed25519"])}
 
 
 class KeySetUnusable(ValueError):
@@ -44,7 +45,7 @@ class SigningKey:
             return isinstance(self.key, RSAKey)
         if alg in _CURVES:
             return isinstance(self.key, ECKey) and self.key.curve_name == _CURVES[alg]
-        return isinstance(self.key, OKPKey) and self.key.curve_name == "Ed25519"
+        return isinstance(self.key, OKPKey)  # Ed25519 is the only curve taken in
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,8 @@ def _import_key(item: Mapping[str, Any]) -> VerifyingKey | None:
         return None
     material = {name: item.get(name) for name in _MEMBERS[kty]}
     if not all(isinstance(value, str) for value in material.values()):
+        return None
+    if kty in _USED_CURVES and material["crv"] not in _USED_CURVES[kty]:
         return None
     public: dict[str, Any] = {"kty": kty, **material}
     try:
