@@ -79,6 +79,13 @@ class DeadlineExceeded(ChadburnError):
     reason = "DEADLINE_EXCEEDED"
 
 
+class EngineFault(ChadburnError):
+    """The engine was reached, and what it answered is no use: neither the caller's fault nor
+    something that waiting cures."""
+
+    reason = "ENGINE_FAULT"
+
+
 # ---- leaves ----
 
 
@@ -191,6 +198,26 @@ class UnsupportedOperation(Unimplemented):
 
 class EngineUnreachable(Unavailable):
     reason = "ENGINE_UNREACHABLE"
+
+
+class EngineAuthRefused(EngineFault):
+    """The engine refused the gateway's own credential, or there is none to show."""
+
+    reason = "ENGINE_AUTH_REFUSED"
+
+
+class EngineReplyMalformed(EngineFault):
+    reason = "ENGINE_REPLY_MALFORMED"
+
+
+class UnsupportedDialect(Unimplemented):
+    reason = "UNSUPPORTED_DIALECT"
+
+
+class QueueNotOffered(Unimplemented):
+    """Waiting behind a running operation is not offered; the call can be repeated instead."""
+
+    reason = "QUEUE_NOT_OFFERED"
 
 
 class TooManyOperations(ResourceExhausted):

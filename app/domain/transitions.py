@@ -92,6 +92,12 @@ class Reattached(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SentAgain(Fact):
+    """Written before it is sent once more under the same key: a read-back from the very process
+    it was sent to has shown that it was never taken on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completed(Fact):
     result: JsonObject
     revision: int | None = None
@@ -154,10 +160,11 @@ ALLOWED: Mapping[type[Fact], frozenset[OperationState]] = {
     EngineAccepted: _LIVE,
     Progressed: _LIVE,
     RankReported: _LIVE,
-    Warned: _LIVE,
+    Warned: _SENT,
     CancelRequested: frozenset({_S.RUNNING}),
     OutcomeUnknown: _LIVE,
     Reattached: frozenset({_S.RECONCILING}),
+    SentAgain: frozenset({_S.RECONCILING}),
     Completed: _SENT,
     Failed: _OPEN,
     Cancelled: _OPEN,
@@ -242,10 +249,20 @@ def _outcome_unknown(op: Operation, fact: OutcomeUnknown, _at: datetime) -> _Ste
     return replace(op, state=_S.RECONCILING), EventType.RECONCILING, {"message": fact.message}
 
 
+def _attended(op: Operation) -> OperationState:
+    return _S.CANCELLING if op.cancel_requested else _S.RUNNING
+
+
 def _reattached(op: Operation, _fact: Reattached, _at: datetime) -> _Step:
-    state = _S.CANCELLING if op.cancel_requested else _S.RUNNING
     progress = Progress("reattached")
-    return replace(op, state=state, progress=progress), EventType.PROGRESS, progress_data(progress)
+    again = replace(op, state=_attended(op), progress=progress)
+    return again, EventType.PROGRESS, progress_data(progress)
+
+
+def _sent_again(op: Operation, _fact: SentAgain, _at: datetime) -> _Step:
+    # `started_at` stays: the deadline that travels with the order is measured from it, and the
+    # same key must come with the same payload.
+    return replace(op, state=_attended(op)), EventType.DISPATCHED, {"again": True}
 
 
 def _completed(op: Operation, fact: Completed, at: datetime) -> _Step:
@@ -296,6 +313,7 @@ _STEPS: Mapping[type[Fact], Callable[..., _Step]] = {
     CancelRequested: _cancel_requested,
     OutcomeUnknown: _outcome_unknown,
     Reattached: _reattached,
+    SentAgain: _sent_again,
     Completed: _completed,
     Failed: _failed,
     Cancelled: _cancelled,

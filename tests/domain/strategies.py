@@ -45,6 +45,7 @@ from app.domain.transitions import (
     Queued,
     RankReported,
     Reattached,
+    SentAgain,
     Settled,
     Started,
     Warned,
@@ -116,6 +117,7 @@ def facts_numbered(numbers: st.SearchStrategy[int | None]) -> st.SearchStrategy[
         st.builds(CancelRequested, engine_sequence=numbers),
         st.builds(OutcomeUnknown, engine_sequence=numbers, message=words),
         st.builds(Reattached, engine_sequence=numbers),
+        st.builds(SentAgain, engine_sequence=numbers),
         st.builds(
             Completed,
             engine_sequence=numbers,

@@ -34,6 +34,7 @@ from app.domain.transitions import (
     Reattached,
     Refusal,
     Rejected,
+    SentAgain,
     Settled,
     Started,
     Warned,
@@ -64,6 +65,7 @@ SAMPLES: tuple[Fact, ...] = (
     CancelRequested(),
     OutcomeUnknown(message="the connection broke"),
     Reattached(),
+    SentAgain(),
     Completed(result={"changed": True}, revision=8),
     Failed(error=LOST, revision=8),
     Cancelled(message="as asked", revision=8),
@@ -79,10 +81,11 @@ Started          running    .          .           .           .
 EngineAccepted   .          .          running     cancelling  .
 Progressed       .          .          running     cancelling  .
 RankReported     .          .          running     cancelling  .
-Warned           .          .          running     cancelling  .
+Warned           .          .          running     cancelling  reconciling
 CancelRequested  .          .          cancelling  .           .
 OutcomeUnknown   .          .          reconciling reconciling .
 Reattached       .          .          .           .           running
+SentAgain        .          .          .           .           running
 Completed        .          .          succeeded   succeeded   succeeded
 Failed           failed     failed     failed      failed      failed
 Cancelled        cancelled  cancelled  cancelled   cancelled   cancelled
@@ -300,6 +303,19 @@ class TestWhatAFactLeavesBehind:
             op = taken(op, fact).operation
         assert op.state is OperationState.CANCELLING
         assert op.cancel_requested
+
+    @pytest.mark.parametrize(
+        ("asked", "goes_on"),
+        [(False, OperationState.RUNNING), (True, OperationState.CANCELLING)],
+    )
+    def test_sent_again_is_told_and_keeps_the_first_start(
+        self, asked: bool, goes_on: OperationState
+    ) -> None:
+        op = replace(in_state(OperationState.RECONCILING), started_at=NOON, cancel_requested=asked)
+        outcome = taken(op, SentAgain())
+        assert (outcome.operation.state, outcome.operation.started_at) == (goes_on, NOON)
+        assert outcome.event is not None
+        assert (outcome.event.type, outcome.event.data) == ("dispatched", {"again": True})
 
     def test_success_has_a_result_and_how_sure_it_is(self) -> None:
         fact = Completed(
