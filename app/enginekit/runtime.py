@@ -6,16 +6,27 @@ of `Runtime.generate` that holds or refuses new requests during a pause, applies
 waits for work in flight to end when it drains. A runtime therefore has no queue of held requests
 and no idea of revisions; `generate` is called only for requests that are let in.
 
+One gap is the runtime's to close. A request that was let in must be known to the runtime before
+`generate` suspends for the first time: from then on a pause may commit at any await, and has to
+find the request among those in flight.
+
 Two phases. For each accepted order the kit calls `prepare` on all ranks at once, and when all have
 returned, `commit` on all ranks; then `conclude` once. If a `prepare` raises, `rollback` is called
 on every rank and the order fails with nothing changed. If a `commit` raises, `rollback` is called
-on every rank, and unless all of them return the engine is inconsistent.
+on every rank, and unless all of them return the engine is inconsistent. A `conclude` that raises
+counts as a commit that raises. The kit cancels `prepare` when the order is cancelled, another rank
+fails or the deadline passes; a `commit` is cancelled by the deadline alone.
+
+Repeats. A pause may come while the engine is paused in another mode (KEEP then ABORT ends what is
+frozen); its rollback returns to that earlier pause, not to running. A pause that only changes what
+happens to new requests never reaches the ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from app.domain.capabilities import Capabilities
@@ -47,9 +58,32 @@ class RequestRefused(Exception):
         self.retryable = retryable
 
 
+class Feature(StrEnum):
+    """Parts of a GenerateRequest that an engine need not know. Where the feature is not in the
+    description the kit answers UNSUPPORTED_FEATURE; the runtime never sees such a request. Text
+    and token ids, temperature, top_p, top_k, seed and StoppingOptions are expected of all."""
+
+    MIN_P = "min_p"
+    FREQUENCY_PENALTY = "frequency_penalty"
+    PRESENCE_PENALTY = "presence_penalty"
+    REPETITION_PENALTY = "repetition_penalty"
+    PARALLEL_SEQUENCES = "parallel_sequences"  # num_sequences above 1
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    OUTPUT_LOGPROBS = "output_logprobs"
+    PREFIX_CACHE_BYPASS = "prefix_cache_bypass"
+    CACHE_SALT = "cache_salt"
+    KV_SESSION = "kv_session"
+    GUIDED_DECODING = "guided_decoding"
+    MEDIA = "media"
+    LORA = "lora"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDescription:
-    """Constant for the life of the process. Sizes in tokens, blocks or requests; None: unknown."""
+    """Constant for the life of the process. Sizes in tokens, blocks or requests; None: unknown.
+
+    The first of `models` is the default one.
+    """
 
     name: str
     version: str
@@ -64,6 +98,8 @@ class EngineDescription:
     max_context_length: int | None = None
     max_output_tokens: int | None = None
     max_top_logprobs: int | None = None  # None: no log probabilities
+    max_sequences: int = 1  # parallel outputs of one prompt
+    features: frozenset[Feature] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +141,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """An accepted order on its way to the ranks. `report` may be called from any phase."""
+    """An accepted order on its way to the ranks.
+
+    `report` may be called from any phase, on the event loop, as often as one likes: only the
+    latest is written, at intervals.
+    """
 
     operation_id: str
     command: Command
@@ -153,9 +193,15 @@ class Runtime(Protocol):
     def describe(self) -> EngineDescription: ...
 
     def capabilities(self) -> Capabilities:
-        """What it can carry out now. An operation that is not named answers UNIMPLEMENTED."""
+        """What it can carry out. An operation that is not named answers UNIMPLEMENTED.
 
-    async def observe(self) -> Observation: ...
+        The kit itself fills in `limits`, `new_requests`, `world_size`, `models`, and that a pause
+        can be cancelled.
+        """
+
+    async def observe(self) -> Observation:
+        """Asked about once a second: cheap, and equal as long as nothing has changed, since each
+        difference raises the revision."""
 
     async def load(self) -> Load: ...
 
@@ -175,7 +221,8 @@ class Runtime(Protocol):
     def generate(
         self, request: generation_pb2.GenerateRequest
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        """One request, `request_id` never empty. Closing the iterator aborts the request.
+        """One request, `request_id` and `model` never empty, one input. Closing the iterator, or
+        cancelling the task that reads it, aborts the request; it is over when `aclose` returns.
 
         Raises RequestRefused before the first response; later ends come as an `error` response.
         """
@@ -187,4 +234,5 @@ class Runtime(Protocol):
     async def probe(self) -> None:
         """A minimal generation; raises RuntimeFault when the engine cannot serve."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Called once, last, by `EngineServer.stop`."""
