@@ -16,6 +16,7 @@ from app.domain.errors import (
     FieldFault,
     InvalidArgument,
     NotPaused,
+    RequestsFrozen,
     ResourcesReleased,
     RevisionMismatch,
     StalePauseEpoch,
@@ -122,6 +123,13 @@ class Pause(Command):
         longest = can.limits.max_hold_limit_ms
         if self.hold_limit_ms is not None and longest and self.hold_limit_ms > longest:
             raise _fault("/hold_limit_ms", f"the longest hold of this engine is {longest} ms")
+
+    def check_state(self, facts: EngineFacts) -> None:
+        frozen = 0 if facts.pause is None else facts.pause.requests_kept
+        if self.mode is PauseMode.DRAIN and facts.admission is Admission.PAUSED and frozen:
+            raise RequestsFrozen(
+                f"{frozen} requests are frozen and cannot finish: resume, or pause with abort"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

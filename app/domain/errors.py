@@ -162,6 +162,12 @@ class NotPaused(FailedPrecondition):
     reason = "NOT_PAUSED"
 
 
+class RequestsFrozen(FailedPrecondition):
+    """A drain would wait for ever for requests that a KEEP pause has frozen."""
+
+    reason = "REQUESTS_FROZEN"
+
+
 class ResourcesReleased(FailedPrecondition):
     """The engine cannot serve while a resource is released."""
 
