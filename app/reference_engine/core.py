@@ -1,0 +1,227 @@
+"""One rank's engine: orders in, steps taken, reports out. Synchronous, single-threaded, no I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence as Many
+
+import torch
+
+from app.reference_engine import messages as m
+from app.reference_engine.errors import OrderRefused
+from app.reference_engine.model import KvCache, Llama, Span
+from app.reference_engine.output import Output
+from app.reference_engine.sampler import NoFiniteLogits, Row, Scored, sample, score
+from app.reference_engine.scheduler import Chunk, Scheduler, Sequence
+from app.reference_engine.tokenizer import Tokenizer
+
+
+class EngineCore:
+    """Holds scheduler, model and outputs together.
+
+    Every accepted request ends in exactly one ``Finished`` or ``Failed`` report.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, model: Llama, cache: KvCache, tokenizer: Tokenizer
+    ) -> None:
+        self._scheduler = scheduler
+        self._model = model
+        self._cache = cache
+        self._tokenizer = tokenizer
+        self._outputs: dict[str, Output] = {}
+        self._closed_message = ""
+        self._batch_sizes = (0, 0)
+        self._steps = 0
+
+    @property
+    def runnable(self) -> bool:
+        """Whether :meth:`step` has something to do."""
+        return self._scheduler.runnable
+
+    def apply(self, order: m.Order) -> tuple[m.Result, list[m.RequestReport]]:
+        """Carry out one order between two steps. Raises :class:`OrderRefused`."""
+        match order:
+            case m.Submit(request):
+                return self._submit(request)
+            case m.Abort(request_ids=ids, message=message):
+                return self._abort(ids, message)
+            case m.SetGate():
+                return self._set_gate(order)
+            case m.FlushPrefixCache():
+                count = self._scheduler.flush()
+                return m.PrefixFlushed(blocks_freed=count.freed, blocks_in_use=count.in_use), []
+            case m.ReadLoad():
+                return self._load(), []
+            case m.Probe():
+                self._probe()
+                return m.Done(), []
+            case m.Shutdown():
+                return m.Done(), []
+
+    def step(self) -> list[m.RequestReport]:
+        """Compute one batch; what it adds to each request."""
+        chunks = self._scheduler.plan()
+        if not chunks:
+            return []
+        token_ids: list[int] = []
+        for chunk in chunks:
+            token_ids += chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
+        spans = [Span(chunk.start, chunk.count, chunk.sequence.blocks) for chunk in chunks]
+        rows = self._model.forward(token_ids, spans, self._cache).numpy()
+        self._scheduler.advance(chunks)
+        self._steps += 1
+        decoding = sum(1 for chunk in chunks if chunk.start >= chunk.sequence.prompt_length)
+        self._batch_sizes = (len(chunks) - decoding, decoding)
+        reports: list[m.RequestReport] = []
+        for chunk, row in zip(chunks, rows, strict=True):
+            if chunk.last:
+                reports += self._extend(chunk, row)
+        return reports
+
+    def _extend(self, chunk: Chunk, row: Row) -> list[m.RequestReport]:
+        """Sample the sequence's next token from its row of logits."""
+        sequence, request = chunk.sequence, chunk.sequence.request
+        output = self._outputs[sequence.request_id]
+        try:
+            token_id = sample(
+                row,
+                request.sampling,
+                prompt_ids=request.prompt_ids,
+                output_ids=sequence.tokens[sequence.prompt_length :],
+                banned_ids=output.banned_ids,
+            )
+        except NoFiniteLogits:
+            usage = self._take_out(sequence)
+            message = "the model's output is not a distribution"
+            return [
+                m.Failed(
+                    request_id=request.request_id, message=message, retryable=False, usage=usage
+                )
+            ]
+        step = output.push(token_id)
+        self._scheduler.append(sequence, token_id)
+        tokens = (self._output_token(row, token_id, request),) if step.show_token else ()
+        reports: list[m.RequestReport] = []
+        if tokens or step.text:
+            reports.append(m.Tokens(request_id=request.request_id, tokens=tokens, text=step.text))
+        if step.reason is not None:
+            reports.append(
+                m.Finished(
+                    request_id=request.request_id,
+                    reason=step.reason,
+                    usage=self._take_out(sequence),
+                    stop=step.stop,
+                )
+            )
+        return reports
+
+    def _output_token(self, row: Row, token_id: int, request: m.GenerationRequest) -> m.OutputToken:
+        text = self._tokenizer.token_text(token_id)
+        if request.logprobs is None:
+            return m.OutputToken(token_id=token_id, text=text)
+        chosen, candidates = score(row, token_id, request.logprobs)
+        return m.OutputToken(
+            token_id=token_id,
+            text=text,
+            logprob=chosen.logprob,
+            place=chosen.place,
+            candidates=self._candidates(candidates),
+        )
+
+    def _candidates(self, scored: Many[Scored]) -> tuple[m.Candidate, ...]:
+        return tuple(
+            m.Candidate(
+                token_id=one.token_id,
+                text=self._tokenizer.token_text(one.token_id),
+                logprob=one.logprob,
+                place=one.place,
+            )
+            for one in scored
+        )
+
+    def _submit(self, request: m.GenerationRequest) -> tuple[m.Result, list[m.RequestReport]]:
+        status = self._scheduler.submit(request)
+        if status is not m.SubmitStatus.ACCEPTED:
+            return m.Submitted(status), []
+        self._outputs[request.request_id] = Output(
+            self._tokenizer,
+            request.prompt_ids,
+            request.stopping,
+            self._model.config.eos_token_ids,
+        )
+        # Let in before the gate closed, but behind it in the log: it ends as the others did.
+        if self._scheduler.gate is m.Gate.CLOSED:
+            _, reports = self._abort((request.request_id,), self._closed_message)
+            return m.Submitted(status), reports
+        return m.Submitted(status), []
+
+    def _abort(
+        self, ids: tuple[str, ...] | None, message: str
+    ) -> tuple[m.Aborted, list[m.RequestReport]]:
+        if ids is None:
+            ids = tuple(one.request_id for one in self._scheduler.sequences())
+        outcomes = []
+        reports: list[m.RequestReport] = []
+        for request_id in ids:
+            outcomes.append(m.AbortOf(request_id, self._scheduler.status_of(request_id)))
+            if (sequence := self._scheduler.find(request_id)) is not None:
+                reports += self._cancel(sequence, message)
+        return m.Aborted(tuple(outcomes)), reports
+
+    def _cancel(self, sequence: Sequence, message: str) -> list[m.RequestReport]:
+        text = self._outputs[sequence.request_id].cancel()
+        reports: list[m.RequestReport] = []
+        if text:
+            reports.append(m.Tokens(request_id=sequence.request_id, tokens=(), text=text))
+        reports.append(
+            m.Finished(
+                request_id=sequence.request_id,
+                reason=m.FinishReason.CANCELLED,
+                usage=self._take_out(sequence),
+                message=message,
+            )
+        )
+        return reports
+
+    def _set_gate(self, order: m.SetGate) -> tuple[m.Result, list[m.RequestReport]]:
+        live = self._scheduler.live
+        if order.only_if_idle and live:
+            raise OrderRefused(f"{live} requests are in flight")
+        reports: list[m.RequestReport] = []
+        if order.gate is m.Gate.CLOSED:
+            _, reports = self._abort(None, order.message)
+            self._closed_message = order.message
+        previous = self._scheduler.set_gate(order.gate)
+        was_frozen = previous is m.Gate.FROZEN
+        result = m.GateSet(
+            previous=previous,
+            aborted=live if order.gate is m.Gate.CLOSED else 0,
+            kept=live if order.gate is m.Gate.FROZEN else 0,
+            continued=live if order.gate is m.Gate.OPEN and was_frozen else 0,
+        )
+        return result, reports
+
+    def _load(self) -> m.LoadNumbers:
+        prefill, decode = self._batch_sizes if self._scheduler.runnable else (0, 0)
+        return dataclasses.replace(
+            self._scheduler.load(),
+            prefill_batch_size=prefill,
+            decode_batch_size=decode,
+            steps=self._steps,
+        )
+
+    def _probe(self) -> None:
+        span = Span(0, 1, (self._cache.scratch_block,))
+        logits = self._model.forward((0,), (span,), self._cache)
+        if not bool(torch.isfinite(logits).all()):
+            raise OrderRefused("the model's output is not finite")
+
+    def _take_out(self, sequence: Sequence) -> m.Usage:
+        output = self._outputs.pop(sequence.request_id)
+        self._scheduler.finish(sequence)
+        return m.Usage(
+            prompt_tokens=sequence.prompt_length,
+            completion_tokens=output.length,
+            cached_prompt_tokens=sequence.cached_prompt_tokens or 0,
+        )

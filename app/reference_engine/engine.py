@@ -1,0 +1,197 @@
+"""The front end's view of the engine: requests as streams of reports, orders as coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from app.reference_engine import messages as m
+from app.reference_engine.channel import Issued
+from app.reference_engine.config import ModelConfig, read_config
+from app.reference_engine.errors import (
+    DuplicateRequest,
+    OrderRejected,
+    Overloaded,
+    RankLost,
+    ReferenceEngineError,
+)
+from app.reference_engine.limits import CoreSettings
+from app.reference_engine.supervisor import Supervisor
+from app.reference_engine.tokenizer import Tokenizer
+
+_FIRST_RANK = 0
+_Stream = asyncio.Queue[m.RequestReport]
+_R = TypeVar("_R", bound=m.Result)
+
+
+class Engine:
+    """One engine with all its ranks. Lives on one event loop and never blocks it."""
+
+    def __init__(self, config: ModelConfig, tokenizer: Tokenizer, settings: CoreSettings) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self._streams: dict[str, _Stream] = {}
+        self._abandoned: set[asyncio.Task[None]] = set()
+        self._supervisor: Supervisor
+
+    @classmethod
+    async def start(
+        cls,
+        checkpoint: Path,
+        settings: CoreSettings,
+        *,
+        startup_deadline_s: float = 300.0,
+        order_deadline_s: float = 60.0,
+        watch_interval_s: float = 5.0,
+    ) -> Engine:
+        """Load and start; raises CheckpointError or StartupFailed, with nothing left running."""
+        config = await asyncio.to_thread(read_config, checkpoint)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, checkpoint)
+        engine = cls(config, tokenizer, settings)
+        engine._supervisor = await Supervisor.start(
+            checkpoint,
+            settings,
+            on_report=engine._deliver,
+            on_lost=engine._rank_lost,
+            startup_deadline_s=startup_deadline_s,
+            order_deadline_s=order_deadline_s,
+            watch_interval_s=watch_interval_s,
+        )
+        return engine
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self._supervisor.log.ranks
+
+    @property
+    def lost(self) -> dict[int, str]:
+        """Ranks that are gone, with the cause. While there is one, nothing is served."""
+        return self._supervisor.log.lost
+
+    @property
+    def ready(self) -> m.Ready:
+        """Sizes that the first rank reported."""
+        return self._supervisor.ready[_FIRST_RANK]
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the ranks, in rank order."""
+        return tuple(one.pid for one in self._supervisor.ready)
+
+    @property
+    def open_requests(self) -> tuple[str, ...]:
+        """Ids whose end has not been reported yet."""
+        return tuple(self._streams)
+
+    async def generate(self, request: m.GenerationRequest) -> AsyncIterator[m.RequestReport]:
+        """The request's reports, the last of which is Finished or Failed.
+
+        Closing the iterator early ends the request in the engine. Raises DuplicateRequest,
+        Overloaded or RankLost before the first report.
+        """
+        request_id = request.request_id
+        if request_id in self._streams:
+            raise DuplicateRequest(request_id)
+        stream: _Stream = asyncio.Queue()
+        self._streams[request_id] = stream
+        ended = False
+        try:
+            result = await self._order(m.Submit(request))
+            if isinstance(result, m.Submitted) and result.status is not m.SubmitStatus.ACCEPTED:
+                ended = True
+                self._streams.pop(request_id, None)
+                raise self._refusal(request_id, result)
+            while not ended:
+                report = await stream.get()
+                ended = not isinstance(report, m.Tokens)
+                yield report
+        finally:
+            if not ended:
+                self._abandon(request_id, stream)
+
+    async def abort(self, request_ids: tuple[str, ...] | None, message: str) -> m.Aborted:
+        """End the named requests, None: all. Their last reports are out when this returns."""
+        order = m.Abort(request_ids=request_ids, message=message)
+        return _expect(await self._order(order), m.Aborted)
+
+    async def load(self) -> m.LoadNumbers:
+        return _expect(await self._order(m.ReadLoad()), m.LoadNumbers)
+
+    async def flush_prefix_cache(self) -> m.PrefixFlushed:
+        return _expect(await self._order(m.FlushPrefixCache()), m.PrefixFlushed)
+
+    async def set_gate(self, order: m.SetGate) -> m.GateSet:
+        return _expect(await self._order(order), m.GateSet)
+
+    async def probe(self) -> None:
+        """One forward pass; raises OrderRejected or RankLost when it is not possible."""
+        await self._order(m.Probe())
+
+    def issue(self, order: m.Order) -> Issued:
+        """Put an order in the log for all ranks; for callers that follow each rank themselves."""
+        return self._supervisor.log.issue(order)
+
+    async def ack(self, issued: Issued, rank: int) -> m.Result:
+        """One rank's answer within the order deadline. Raises OrderRejected or RankLost."""
+        return await issued.ack(rank, self._supervisor.order_deadline_s)
+
+    async def close(self) -> None:
+        """End everything. Open streams end with Failed."""
+        await self._supervisor.close()
+        self._fail_all("the engine is shutting down")
+        for task in tuple(self._abandoned):
+            task.cancel()
+
+    async def _order(self, order: m.Order) -> m.Result:
+        """Carry an order out on all ranks; the first rank's result stands for all."""
+        issued = self.issue(order)
+        results = await asyncio.gather(*(self.ack(issued, rank) for rank in self.ranks))
+        return results[0]
+
+    def _deliver(self, report: m.RequestReport) -> None:
+        request_id = report.request_id
+        if isinstance(report, m.Tokens):
+            stream = self._streams.get(request_id)
+        else:
+            stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.put_nowait(report)
+
+    def _rank_lost(self, rank: int, cause: str) -> None:
+        self._fail_all(f"rank {rank} of the engine was lost: {cause}")
+
+    def _fail_all(self, message: str) -> None:
+        streams, self._streams = self._streams, {}
+        for request_id, stream in streams.items():
+            stream.put_nowait(m.Failed(request_id=request_id, message=message, retryable=True))
+
+    def _abandon(self, request_id: str, stream: _Stream) -> None:
+        """The caller went away. The id stays taken until the engine has ended the request, or a
+        new request of that id would be given the old one's last tokens."""
+        task = asyncio.create_task(self._end_abandoned(request_id, stream))
+        self._abandoned.add(task)
+        task.add_done_callback(self._abandoned.discard)
+
+    async def _end_abandoned(self, request_id: str, stream: _Stream) -> None:
+        with suppress(RankLost, OrderRejected):
+            await self.abort((request_id,), "the caller went away")
+        # Nothing else frees an id whose submission was refused or lost. By now the id can belong
+        # to a newer request, though.
+        if self._streams.get(request_id) is stream:
+            del self._streams[request_id]
+
+    @staticmethod
+    def _refusal(request_id: str, result: m.Submitted) -> ReferenceEngineError:
+        if result.status is m.SubmitStatus.DUPLICATE:
+            return DuplicateRequest(request_id)
+        return Overloaded("too many requests are waiting")
+
+
+def _expect(result: m.Result, kind: type[_R]) -> _R:
+    if not isinstance(result, kind):
+        raise TypeError(f"a rank answered {type(result).__name__} for {kind.__name__}")
+    return result

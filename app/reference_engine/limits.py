@@ -1,0 +1,57 @@
+"""Settings of the engine core, and what follows from them for one checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.reference_engine.config import ModelConfig
+
+_DEFAULT_KV_TOKENS = 16_384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreSettings:
+    """``kv_blocks`` and ``max_model_len`` None: chosen for the checkpoint. Sizes in tokens,
+    requests or blocks; ``step_delay_ms`` is slept after each step, 0 in earnest."""
+
+    block_size: int = 16
+    kv_blocks: int | None = None
+    max_model_len: int | None = None
+    max_running: int = 16
+    max_waiting: int = 1024
+    max_batched_tokens: int = 512
+    step_delay_ms: int = 0
+    torch_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_running", "max_waiting", "max_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be positive")
+        for name in ("kv_blocks", "max_model_len", "torch_threads"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be positive")
+        if self.step_delay_ms < 0:
+            raise ValueError("step_delay_ms must not be negative")
+        if self.max_batched_tokens < self.max_running:
+            raise ValueError("max_batched_tokens must not be below max_running")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What one rank can hold. ``max_model_len`` is prompt and output together, in tokens, and
+    always fits into the pool: a request that is let in can run to its end when it is alone."""
+
+    kv_blocks: int
+    max_model_len: int
+
+
+def capacity_of(settings: CoreSettings, config: ModelConfig) -> Capacity:
+    """Settings applied to a checkpoint. A pool that is too small shortens the longest request."""
+    wanted = min(
+        settings.max_model_len or config.max_position_embeddings, config.max_position_embeddings
+    )
+    blocks = settings.kv_blocks
+    if blocks is None:
+        tokens = max(_DEFAULT_KV_TOKENS, wanted)
+        blocks = -(-tokens // settings.block_size)
+    return Capacity(kv_blocks=blocks, max_model_len=min(wanted, blocks * settings.block_size))

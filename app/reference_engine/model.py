@@ -1,0 +1,288 @@
+"""The Llama decoder over a paged KV cache, on the CPU in float32.
+
+One call computes any mix of prompt chunks and single decoding tokens of several sequences. A
+token's result must not depend on what it is computed with (a sampled stream would change with its
+batch mates), and matrix kernels choose their order of summation by shape. So rows and context
+lengths are padded to shapes for which the kernels sum every row alike; the padding's own results
+are thrown away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
+from torch import Tensor
+
+from app.reference_engine.config import LinearScaling, Llama3Scaling, ModelConfig, Rope
+from app.reference_engine.weights import EMBEDDING, FINAL_NORM, LM_HEAD
+
+# Below four rows BLAS switches to matrix-vector kernels, which sum in another order.
+_ROW_TILE = 4
+# One full AVX-512 register of floats: reductions over a context have no scalar remainder.
+_CONTEXT_TILE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``count`` new tokens of one sequence, the first at position ``start``; ``blocks`` hold the
+    sequence's KV in order and reach at least to the last new token."""
+
+    start: int
+    count: int
+    blocks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return F.linear(rows, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    attention_norm: Tensor
+    query: _Linear
+    key: _Linear
+    value: _Linear
+    output: _Linear
+    mlp_norm: Tensor
+    gate: _Linear
+    up: _Linear
+    down: _Linear
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Spans of equal ``count``, attended to together. ``rows`` index the step's tokens.
+
+    ``blocks`` is [spans, blocks per context]. ``mask`` is added to the scores: [spans, shared heads
+    * count, padded to whole row tiles, context].
+    """
+
+    rows: Tensor
+    spans: int
+    count: int
+    blocks: Tensor
+    mask: Tensor
+
+
+class KvCache:
+    """Keys and values of all layers, [layer, kv head, block, position in block, head_dim].
+
+    One block beyond the pool's stays zero for ever: padded contexts read it. A second one takes
+    the writes of probes.
+    """
+
+    def __init__(self, config: ModelConfig, blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.null_block = blocks
+        self.scratch_block = blocks + 1
+        shape = (
+            config.num_layers,
+            config.num_kv_heads,
+            blocks + 2,
+            block_size,
+            config.head_dim,
+        )
+        self.keys = torch.zeros(shape)
+        self.values = torch.zeros(shape)
+
+    @staticmethod
+    def bytes_per_block(config: ModelConfig, block_size: int) -> int:
+        """Memory of one block over all layers, keys and values together."""
+        return 2 * 4 * config.num_layers * config.num_kv_heads * block_size * config.head_dim
+
+
+def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Radians per position of each rotated pair, [head_dim / 2]."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+    plain = 1.0 / (rope.theta**exponents)
+    match rope.scaling:
+        case None:
+            return plain
+        case LinearScaling(factor=factor):
+            return plain / factor
+        case Llama3Scaling() as scaling:
+            return _llama3_frequencies(plain, scaling)
+
+
+def _llama3_frequencies(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """Long wavelengths divided by the factor, short ones kept, a linear blend between them."""
+    original = scaling.original_max_position_embeddings
+    wavelength = 2 * math.pi / plain
+    width = scaling.high_freq_factor - scaling.low_freq_factor
+    kept = (original / wavelength - scaling.low_freq_factor) / width
+    blended = (1 - kept) * plain / scaling.factor + kept * plain
+    scaled = torch.where(
+        wavelength > original / scaling.low_freq_factor, plain / scaling.factor, plain
+    )
+    between = (wavelength >= original / scaling.high_freq_factor) & (
+        wavelength <= original / scaling.low_freq_factor
+    )
+    return torch.where(between, blended, scaled)
+
+
+class Llama:
+    """Weights by their checkpoint names, plus the tables that follow from the configuration.
+
+    ``max_positions`` bounds the positions that may be asked for. Not thread-safe.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, Tensor], max_positions: int
+    ) -> None:
+        self.config = config
+        self.weights = dict(weights)
+        self._embedding = self.weights[EMBEDDING]
+        self._final_norm = self.weights[FINAL_NORM]
+        head = EMBEDDING if config.tie_word_embeddings else LM_HEAD
+        self._head = _Linear(self.weights[head], None)
+        self._layers = tuple(self._layer(number) for number in range(config.num_layers))
+        positions = torch.arange(max_positions, dtype=torch.float32)
+        angles = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim))
+        angles = torch.cat((angles, angles), dim=-1)
+        self._cos, self._sin = angles.cos(), angles.sin()
+        self._scale = config.head_dim**-0.5
+
+    @property
+    def parameters(self) -> int:
+        """Count of weights held."""
+        return sum(tensor.numel() for tensor in self.weights.values())
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Sequence[int], spans: Sequence[Span], cache: KvCache) -> Tensor:
+        """Logits after the last token of each span, float32 [spans, vocabulary].
+
+        ``token_ids`` has the spans' new tokens one after the other. Their keys and values are
+        written to the cache.
+        """
+        positions = [at for span in spans for at in range(span.start, span.start + span.count)]
+        slots = [
+            span.blocks[at // cache.block_size] * cache.block_size + at % cache.block_size
+            for span in spans
+            for at in range(span.start, span.start + span.count)
+        ]
+        real = len(token_ids)
+        padding = -real % _ROW_TILE
+        ids = torch.tensor([*token_ids, *[0] * padding])
+        at = torch.tensor([*positions, *[0] * padding])
+        cos = self._cos[at].unsqueeze(1)
+        sin = self._sin[at].unsqueeze(1)
+        slot_of = torch.tensor(slots)
+        groups = _grouped(spans, cache, self.config.num_heads // self.config.num_kv_heads)
+        hidden = self._embedding[ids]
+        for number, layer in enumerate(self._layers):
+            normed = self._norm(hidden, layer.attention_norm)
+            query = _rotate(self._heads(layer.query(normed)), cos, sin)
+            key = _rotate(self._heads(layer.key(normed)), cos, sin)
+            value = self._heads(layer.value(normed))
+            keys, values = cache.keys[number], cache.values[number]
+            keys.flatten(1, 2).index_copy_(1, slot_of, key[:real].transpose(0, 1))
+            values.flatten(1, 2).index_copy_(1, slot_of, value[:real].transpose(0, 1))
+            attended = torch.zeros_like(query)
+            for group in groups:
+                attended[group.rows] = self._attend(query[group.rows], keys, values, group)
+            hidden = hidden + layer.output(attended.flatten(1))
+            normed = self._norm(hidden, layer.mlp_norm)
+            hidden = hidden + layer.down(F.silu(layer.gate(normed)) * layer.up(normed))
+        ends = [-1]
+        for span in spans:
+            ends.append(ends[-1] + span.count)
+        last = ends[1:] + [0] * (-len(spans) % _ROW_TILE)
+        normed = self._norm(hidden[torch.tensor(last)], self._final_norm)
+        return self._head(normed)[: len(spans)]
+
+    def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(rows, (rows.shape[-1],), weight, self.config.rms_norm_eps)
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        return rows.view(rows.shape[0], -1, self.config.head_dim)
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, group: _Group) -> Tensor:
+        """Attention of one group: [rows, heads, head_dim] in and out.
+
+        The query heads that share a key-value head become rows of one matrix, so their keys are
+        read once: [kv head, span, shared heads * count, context].
+        """
+        kv_heads, dim = self.config.num_kv_heads, self.config.head_dim
+        shared = self.config.num_heads // kv_heads
+        spans, count = group.spans, group.count
+        rows = query.view(spans, count, kv_heads, shared, dim)
+        rows = rows.permute(2, 0, 3, 1, 4).reshape(kv_heads, spans, shared * count, dim)
+        padding = -(shared * count) % _ROW_TILE
+        if padding:
+            rows = F.pad(rows, (0, 0, 0, padding))
+        context = group.blocks.shape[1] * keys.shape[2]
+        gathered = group.blocks.flatten()
+        key = keys[:, gathered].view(kv_heads, spans, context, dim)
+        value = values[:, gathered].view(kv_heads, spans, context, dim)
+        scores = torch.matmul(rows, key.transpose(-1, -2)) * self._scale
+        weights = torch.softmax(scores + group.mask, dim=-1)
+        mixed = torch.matmul(weights, value)[:, :, : shared * count]
+        mixed = mixed.view(kv_heads, spans, shared, count, dim).permute(1, 3, 0, 2, 4)
+        return mixed.reshape(spans * count, kv_heads * shared, dim)
+
+    def _layer(self, number: int) -> _Layer:
+        at = f"model.layers.{number}"
+
+        def linear(name: str) -> _Linear:
+            weight = self.weights[f"{at}.{name}.weight"]
+            return _Linear(weight, self.weights.get(f"{at}.{name}.bias"))
+
+        return _Layer(
+            attention_norm=self.weights[f"{at}.input_layernorm.weight"],
+            query=linear("self_attn.q_proj"),
+            key=linear("self_attn.k_proj"),
+            value=linear("self_attn.v_proj"),
+            output=linear("self_attn.o_proj"),
+            mlp_norm=self.weights[f"{at}.post_attention_layernorm.weight"],
+            gate=linear("mlp.gate_proj"),
+            up=linear("mlp.up_proj"),
+            down=linear("mlp.down_proj"),
+        )
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions in the half-split layout of the Hugging Face checkpoints."""
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def _grouped(spans: Sequence[Span], cache: KvCache, shared: int) -> list[_Group]:
+    """All decoding tokens in one group; each prompt chunk by itself, since lengths differ."""
+    offsets = [0]
+    for span in spans:
+        offsets.append(offsets[-1] + span.count)
+    single = [number for number, span in enumerate(spans) if span.count == 1]
+    groups = [single] if single else []
+    groups += [[number] for number, span in enumerate(spans) if span.count > 1]
+    return [
+        _group([spans[one] for one in group], [offsets[one] for one in group], cache, shared)
+        for group in groups
+    ]
+
+
+def _group(spans: Sequence[Span], offsets: Sequence[int], cache: KvCache, shared: int) -> _Group:
+    count = spans[0].count
+    ends = [span.start + span.count for span in spans]
+    size = cache.block_size
+    tile = math.lcm(size, _CONTEXT_TILE)
+    blocks_wide = -(-max(ends) // tile) * (tile // size)
+    tables = []
+    for span, end in zip(spans, ends, strict=True):
+        used = -(-end // size)
+        tables.append([*span.blocks[:used], *[cache.null_block] * (blocks_wide - used)])
+    # Position p of a span sees contexts 0 … p; what lies beyond is padding or not computed yet.
+    positions = torch.tensor([span.start for span in spans]).unsqueeze(1) + torch.arange(count)
+    visible = torch.arange(blocks_wide * size) <= positions.unsqueeze(-1)
+    mask = torch.zeros(visible.shape).masked_fill_(~visible, -math.inf).repeat(1, shared, 1)
+    mask = F.pad(mask, (0, 0, 0, -(shared * count) % _ROW_TILE))
+    rows = [offset + at for offset in offsets for at in range(count)]
+    return _Group(torch.tensor(rows), len(spans), count, torch.tensor(tables), mask)

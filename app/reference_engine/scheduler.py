@@ -1,0 +1,282 @@
+"""Which tokens the next step computes, and who has the KV blocks for it. Pure: no clock, no torch.
+
+Continuous batching: every step takes one token of each sequence that decodes, then prompt chunks
+of those that do not yet, within a budget of tokens. When blocks run out, the youngest sequence
+gives its blocks back and computes again later what it had; its output so far stays.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from app.reference_engine.kv_cache import BlockPool, FlushCount, chain_hash, prefix_root
+from app.reference_engine.messages import (
+    AbortStatus,
+    Gate,
+    GenerationRequest,
+    LoadNumbers,
+    SubmitStatus,
+)
+
+_REMEMBERED_ENDS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """``max_running`` and ``max_waiting`` in requests, the rest in tokens."""
+
+    block_size: int
+    max_running: int
+    max_waiting: int
+    max_batched_tokens: int
+
+    def __post_init__(self) -> None:
+        if min(self.block_size, self.max_running, self.max_waiting) < 1:
+            raise ValueError("scheduler limits must be positive")
+        if self.max_batched_tokens < self.max_running:
+            raise ValueError("a step must have room for a token of each running request")
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One live request. ``tokens`` is prompt and output; the KV of the first ``computed`` is in
+    ``blocks``. ``digests`` has the chain hash of every full block that was asked for so far."""
+
+    request: GenerationRequest
+    tokens: list[int]
+    root: bytes
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    published: int = 0
+    generation: int = 0
+    cached_prompt_tokens: int | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def output_length(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def pending(self) -> int:
+        """Tokens whose KV is still to be computed; 1 while decoding."""
+        return len(self.tokens) - self.computed
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """``count`` tokens of a sequence from position ``start``. With ``last``, the model's output
+    for the final one of them decides the sequence's next token."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    last: bool
+
+
+class Scheduler:
+    """Owns the sequences and the block pool. Every method leaves both consistent."""
+
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+        self._limits = limits
+        self._pool = pool
+        self._running: list[Sequence] = []  # in order of admission, the youngest last
+        self._waiting: deque[Sequence] = deque()
+        self._live: dict[str, Sequence] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._gate = Gate.OPEN
+        self._preemptions = 0
+
+    @property
+    def gate(self) -> Gate:
+        return self._gate
+
+    @property
+    def live(self) -> int:
+        """Requests that have not ended, frozen ones included."""
+        return len(self._live)
+
+    @property
+    def runnable(self) -> bool:
+        """Whether :meth:`plan` would find work."""
+        return self._gate is not Gate.FROZEN and bool(self._live)
+
+    def submit(self, request: GenerationRequest) -> SubmitStatus:
+        """Put a request in line. One that exceeds the model or the pool must not come here."""
+        if request.request_id in self._live:
+            return SubmitStatus.DUPLICATE
+        if len(self._waiting) >= self._limits.max_waiting:
+            return SubmitStatus.OVERLOADED
+        sequence = Sequence(
+            request=request,
+            tokens=list(request.prompt_ids),
+            root=prefix_root(request.cache_salt),
+        )
+        self._ended.pop(request.request_id, None)
+        self._live[request.request_id] = sequence
+        self._waiting.append(sequence)
+        return SubmitStatus.ACCEPTED
+
+    def set_gate(self, gate: Gate) -> Gate:
+        """The earlier gate. Ending the live requests before closing is the caller's part."""
+        previous, self._gate = self._gate, gate
+        return previous
+
+    def find(self, request_id: str) -> Sequence | None:
+        return self._live.get(request_id)
+
+    def sequences(self) -> tuple[Sequence, ...]:
+        """Everything live, in the order in which it came."""
+        return tuple(self._live.values())
+
+    def status_of(self, request_id: str) -> AbortStatus:
+        """What an abort of that id would meet. Ends are remembered for the latest 10 000 ids."""
+        if request_id in self._live:
+            return AbortStatus.ABORTED
+        known = request_id in self._ended
+        return AbortStatus.ALREADY_FINISHED if known else AbortStatus.NOT_FOUND
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take a request out, whatever it was doing, and give its blocks back."""
+        if self._live.pop(sequence.request_id, None) is not sequence:
+            raise ValueError(f"request {sequence.request_id!r} is not live")
+        if sequence in self._running:
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        self._give_back(sequence)
+        self._ended[sequence.request_id] = None
+        while len(self._ended) > _REMEMBERED_ENDS:
+            self._ended.popitem(last=False)
+
+    def flush(self) -> FlushCount:
+        """Empty the prefix cache; see :meth:`BlockPool.flush`."""
+        return self._pool.flush()
+
+    def plan(self) -> tuple[Chunk, ...]:
+        """The next step's work; empty when there is none. Blocks for it are allocated."""
+        if not self.runnable:
+            return ()
+        budget = self._limits.max_batched_tokens
+        chunks: list[Chunk] = []
+        for sequence in [one for one in self._running if one.pending == 1]:
+            # A preemption for an earlier sequence may have taken this one out meanwhile.
+            if budget and sequence in self._running and self._make_room(sequence):
+                chunks.append(_chunk(sequence, 1))
+                budget -= 1
+        # Preemption takes the youngest, and that one may already have a chunk in this very step.
+        chunks = [chunk for chunk in chunks if chunk.sequence in self._running]
+        for sequence in [one for one in self._running if one.pending > 1]:
+            budget = self._take(sequence, budget, chunks)
+        while budget and self._waiting and len(self._running) < self._limits.max_running:
+            if not self._admit(self._waiting[0]):
+                break
+            sequence = self._waiting.popleft()
+            self._running.append(sequence)
+            budget = self._take(sequence, budget, chunks)
+        return tuple(chunks)
+
+    def advance(self, chunks: Iterable[Chunk]) -> None:
+        """The step was computed: its KV is in the blocks, full blocks become shareable."""
+        for chunk in chunks:
+            sequence = chunk.sequence
+            sequence.computed = chunk.start + chunk.count
+            full = sequence.computed // self._limits.block_size
+            self._extend_digests(sequence, full)
+            for at in range(sequence.published, full):
+                block, digest = sequence.blocks[at], sequence.digests[at]
+                self._pool.publish(block, digest, sequence.generation)
+            sequence.published = full
+
+    def append(self, sequence: Sequence, token_id: int) -> None:
+        """The sequence's next token is known."""
+        sequence.tokens.append(token_id)
+
+    def load(self) -> LoadNumbers:
+        """Batch sizes and steps are filled in by whoever takes the steps."""
+        return LoadNumbers(
+            running_requests=len(self._running),
+            waiting_requests=len(self._waiting),
+            used_kv_blocks=self._pool.used,
+            cached_kv_blocks=self._pool.idle,
+            total_kv_blocks=self._pool.total,
+            running_tokens=sum(len(one.tokens) for one in self._running),
+            waiting_tokens=sum(len(one.tokens) for one in self._waiting),
+            preemptions=self._preemptions,
+        )
+
+    def _take(self, sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
+        """Append a chunk within ``budget``; returns what is left of it. Blocks are there already:
+        they are allocated for all known tokens on admission."""
+        count = min(budget, sequence.pending)
+        if count:
+            chunks.append(_chunk(sequence, count))
+        return budget - count
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Allocate for all known tokens, sharing the longest cached prefix; False: no room yet."""
+        size = self._limits.block_size
+        shared: list[int] = []
+        if not sequence.request.bypass_prefix_cache:
+            # At least one token is always computed: its output decides the next one.
+            whole = (len(sequence.tokens) - 1) // size
+            self._extend_digests(sequence, whole)
+            shared = self._pool.match(sequence.digests[:whole])
+        # Before the count of what is left: shared blocks that were idle are available no more.
+        self._pool.acquire(shared)
+        missing = -(-len(sequence.tokens) // size) - len(shared)
+        # A block for each running sequence stays free, or growth would preempt this one at once.
+        if missing + len(self._running) > self._pool.available:
+            self._pool.release(shared)
+            return False
+        sequence.blocks = shared + self._pool.allocate(missing)
+        sequence.computed = len(shared) * size
+        sequence.published = len(shared)
+        sequence.generation = self._pool.generation
+        if sequence.cached_prompt_tokens is None:
+            sequence.cached_prompt_tokens = sequence.computed
+        return True
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """A block for the next position, preempting from the youngest; False: it was itself."""
+        while len(sequence.blocks) * self._limits.block_size < len(sequence.tokens):
+            if self._pool.available:
+                sequence.blocks += self._pool.allocate(1)
+                continue
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._give_back(sequence)
+        self._waiting.appendleft(sequence)
+        self._preemptions += 1
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self._pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.computed = sequence.published = 0
+
+    def _extend_digests(self, sequence: Sequence, full_blocks: int) -> None:
+        size = self._limits.block_size
+        for at in range(len(sequence.digests), full_blocks):
+            parent = sequence.digests[at - 1] if at else sequence.root
+            tokens = sequence.tokens[at * size : (at + 1) * size]
+            sequence.digests.append(chain_hash(parent, tokens))
+
+
+def _chunk(sequence: Sequence, count: int) -> Chunk:
+    start = sequence.computed
+    return Chunk(sequence, start, count, start + count == len(sequence.tokens))

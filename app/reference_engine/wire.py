@@ -1,0 +1,120 @@
+"""Messages as bytes between processes of one engine: length-prefixed JSON, named types only.
+
+Not pickle: a frame can only ever become one of the frozen values listed here, whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Any, get_args, get_origin, get_type_hints
+
+from app.reference_engine import messages
+from app.reference_engine.limits import CoreSettings
+
+HEADER = struct.Struct("!I")
+MAX_FRAME_BYTES = 64 << 20
+
+_TYPE_KEY = "@"
+_OTHERS: tuple[type, ...] = (
+    messages.Start,
+    CoreSettings,
+    messages.Entry,
+    messages.GenerationRequest,
+    messages.Sampling,
+    messages.Stopping,
+    messages.Logprobs,
+    messages.OutputToken,
+    messages.Candidate,
+    messages.Usage,
+    messages.StopMatch,
+    messages.AbortOf,
+)
+_TYPES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        *get_args(messages.Order),
+        *get_args(messages.Result),
+        *get_args(messages.Report),
+        *_OTHERS,
+    )
+}
+
+
+class MalformedFrame(Exception):
+    """Bytes that no process of this engine would write."""
+
+
+def encode_frame(batch: Iterable[object]) -> bytes:
+    """Several messages as one frame, header included."""
+    body = json.dumps([_encode(message) for message in batch], separators=(",", ":")).encode()
+    if len(body) > MAX_FRAME_BYTES:
+        raise MalformedFrame(f"frame of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
+    return HEADER.pack(len(body)) + body
+
+
+def frame_length(header: bytes) -> int:
+    """Body length in bytes that a header announces."""
+    (length,) = HEADER.unpack(header)
+    if length > MAX_FRAME_BYTES:
+        raise MalformedFrame(f"frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
+    return int(length)
+
+
+def decode_body(body: bytes) -> list[Any]:
+    """The messages of one frame."""
+    try:
+        decoded = json.loads(body, object_hook=_revive)
+    except (ValueError, KeyError, TypeError) as error:
+        raise MalformedFrame(str(error)) from error
+    if not isinstance(decoded, list):
+        raise MalformedFrame("a frame is a list of messages")
+    return decoded
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {name: _encode(getattr(value, name)) for name in _NAMES[type(value).__name__]}
+        fields[_TYPE_KEY] = type(value).__name__
+        return fields
+    if isinstance(value, list | tuple):
+        return [_encode(item) for item in value]
+    return value
+
+
+def _revive(fields: dict[str, Any]) -> Any:
+    name = fields.pop(_TYPE_KEY)
+    for field, convert in _CONVERTERS[name].items():
+        if fields.get(field) is not None:
+            fields[field] = convert(fields[field])
+    return _TYPES[name](**fields)
+
+
+def _converter(hint: Any) -> Callable[[Any], Any] | None:
+    """What JSON loses: tuples come back as lists, enumerations as plain strings."""
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return hint
+    if get_origin(hint) is tuple:
+        return tuple
+    options = get_args(hint)
+    if type(None) in options:
+        inner = [_converter(option) for option in options if option is not type(None)]
+        return inner[0] if len(inner) == 1 else None
+    return None
+
+
+def _converters(cls: type) -> dict[str, Callable[[Any], Any]]:
+    hints = get_type_hints(cls)
+    found = {name: _converter(hints[name]) for name in _NAMES[cls.__name__]}
+    return {name: convert for name, convert in found.items() if convert is not None}
+
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    name: tuple(field.name for field in dataclasses.fields(cls)) for name, cls in _TYPES.items()
+}
+_CONVERTERS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    name: _converters(cls) for name, cls in _TYPES.items()
+}
