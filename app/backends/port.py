@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Protocol
 
 from app.domain.capabilities import Capabilities
@@ -15,7 +16,8 @@ from app.domain.transitions import Fact
 
 
 class EngineRefused(Exception):
-    """The engine answered before acceptance: it took nothing on, and nothing was changed."""
+    """The engine answered before acceptance, or the order could not be sent at all: nothing was
+    taken on by this attempt. Of an earlier attempt under the same key it says nothing."""
 
     def __init__(self, error: OperationError) -> None:
         super().__init__(error.reason)
@@ -26,41 +28,68 @@ class OutcomeLost(Exception):
     """The order may have reached the engine, and the reply that would tell is missing.
 
     Never a failure: the caller must ask the engine (`find`) before it says or does anything else.
+    `why` is for people, and safe to show.
     """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Silence(StrEnum):
+    """Why a read has no usable answer."""
+
+    UNREACHABLE = "UNREACHABLE"
+    DEADLINE = "DEADLINE"
+    AUTH_REFUSED = "AUTH_REFUSED"  # the engine refused OUR credential, or there is none to show
+    MALFORMED = "MALFORMED"
+    REFUSED = "REFUSED"
 
 
 class EngineSilent(Exception):
-    """A read got no usable answer. `reason` is UPPER_SNAKE: UNREACHABLE, DEADLINE, AUTH_REFUSED
-    (the engine refused OUR credential), MALFORMED, REFUSED."""
+    """A read got no usable answer."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: Silence) -> None:
+        super().__init__(reason.value)
         self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """One reading of an engine: what it is, what it can do, and its administrative state."""
+    """One reading of an engine: what it is, what it can do, and its administrative state.
+
+    `facts.pause.by` is the idempotency key of the pause as the engine has it (it may belong to
+    anyone), empty when it has none. `troubles`: lower_snake words for what is not well although
+    it answers: `control_unreachable`, `ranks_unwell`, `weights_inconsistent`.
+    """
 
     info: JsonObject
     models: tuple[JsonObject, ...]
     capabilities: Capabilities
     facts: EngineFacts
+    troubles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """`operation_id` is the idempotency key at the engine. `deadline_at` (UTC) bounds the whole."""
+    """`operation_id` is the idempotency key at the engine.
+
+    `deadline_at` (UTC) bounds the whole. `deadline_ms` is what the engine is told; it is the same
+    in every attempt, since the same key must come with the same payload.
+    """
 
     operation_id: str
     command: Command
     expected_revision: int | None
     deadline_at: datetime
+    deadline_ms: int
+    trace_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The engine knows the operation. `ended`: carrying it out again only replays its events."""
+    """The engine knows the operation. `ended`: carrying it out again only replays its events.
+    `instance_id`: the engine process that accepted it."""
 
     engine_operation_id: str
     ended: bool
@@ -76,17 +105,22 @@ class EngineBackend(Protocol):
     async def load(self, timeout_s: float) -> JsonObject:
         """`running_requests queued_requests used_kv_blocks total_kv_blocks …`; EngineSilent."""
 
-    def carry_out(self, order: Order) -> AsyncIterator[Fact]:
+    def carry_out(self, order: Order) -> AsyncGenerator[Fact, None]:
         """Send the order, or attach again to it: the same operation id replays from its first
         event. Facts bear `engine_sequence` where the engine counts; the last one is Completed,
-        Failed or Cancelled, and the iterator then ends.
+        Failed or Cancelled, and the generator then ends.
 
         Raises EngineRefused (nothing taken on) or OutcomeLost (must be asked). Closing the
-        iterator detaches; it never undoes anything.
+        generator detaches; it never undoes anything.
         """
 
+    def end_without_record(self, order: Order) -> Fact | None:
+        """For an order of a kind that the engine keeps no record of, so that `find` could not
+        answer and sending it again could repeat it: how it ends when its reply is lost. None:
+        the engine keeps a record, ask it."""
+
     async def find(self, operation_id: str, timeout_s: float) -> Found | None:
-        """None: the engine answered and does not know it. Raises EngineSilent."""
+        """None: the engine itself answered that it does not know it. Raises EngineSilent."""
 
     async def cancel(self, engine_operation_id: str, timeout_s: float) -> None:
         """Ask. The end comes through `carry_out`. Raises EngineRefused or EngineSilent."""
