@@ -26,13 +26,14 @@ from app.domain.errors import (
     FailedPrecondition,
     InvalidArgument,
     NotPaused,
+    RequestsFrozen,
     ResourcesReleased,
     RevisionMismatch,
     StalePauseEpoch,
     UnsupportedOperation,
     WeightsNotValid,
 )
-from app.domain.facts import EngineFacts, WeightsFact
+from app.domain.facts import EngineFacts, PauseFact, WeightsFact
 from app.domain.kinds import (
     Admission,
     CacheKind,
@@ -42,7 +43,14 @@ from app.domain.kinds import (
     ResourceKind,
     WeightsState,
 )
-from tests.domain.strategies import aborts, capabilities, commands, engine_facts, resumes
+from tests.domain.strategies import (
+    aborts,
+    capabilities,
+    commands,
+    engine_facts,
+    flushes,
+    resumes,
+)
 
 FULL = Capabilities(
     operations=frozenset(OperationKind),
@@ -247,7 +255,31 @@ class TestState:
         assert facts.admission in {Admission.PAUSED, Admission.UNKNOWN}
         assert not facts.released
 
-    @given(commands.filter(lambda c: not isinstance(c, Resume)), engine_facts)
+    @pytest.mark.parametrize(
+        ("mode", "admission", "kept", "refused"),
+        [
+            (PauseMode.DRAIN, Admission.PAUSED, 2, True),
+            (PauseMode.DRAIN, Admission.PAUSED, 0, False),
+            (PauseMode.DRAIN, Admission.DRAINING, 2, False),
+            (PauseMode.ABORT, Admission.PAUSED, 2, False),
+            (PauseMode.KEEP, Admission.PAUSED, 2, False),
+        ],
+    )
+    def test_a_drain_never_waits_for_what_is_frozen(
+        self, mode: PauseMode, admission: Admission, kept: int, refused: bool
+    ) -> None:
+        keeping = PauseFact(mode=PauseMode.KEEP, epoch=3, by="op-1", since=None, requests_kept=kept)
+        facts = paused(admission=admission, pause=keeping)
+        if not refused:
+            Pause(mode=mode).check_state(facts)
+            return
+        with pytest.raises(RequestsFrozen, match="2 requests"):
+            Pause(mode=mode).check_state(facts)
+
+    def test_a_paused_engine_with_nothing_frozen_may_be_drained(self) -> None:
+        Pause(mode=PauseMode.DRAIN).check_state(paused(pause=None))
+
+    @given(flushes | aborts, engine_facts)
     def test_the_others_are_good_in_any_state(self, command: Command, facts: EngineFacts) -> None:
         command.check_state(facts)
 
