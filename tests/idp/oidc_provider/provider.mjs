@@ -1,0 +1,71 @@
+// A certified OpenID provider by another author, set up as an operator of Chadburn would set up
+// theirs: one resource for administration, one for inference, one whose tokens are opaque.
+//
+// Prints one JSON line {issuer} once it answers. ADMIN_SCOPES, ADMIN, INFERENCE, OPAQUE and
+// SECRET come from the environment; SIGTERM or the end of standard input ends it.
+
+import { createServer } from 'node:http';
+import { generateKeyPair, exportJWK } from 'jose';
+import { Provider, errors } from 'oidc-provider';
+
+const { ADMIN, INFERENCE, OPAQUE, ADMIN_SCOPES, SECRET } = process.env;
+
+const resources = {
+  [ADMIN]: { scope: ADMIN_SCOPES, audience: ADMIN, accessTokenFormat: 'jwt', jwt: { sign: { alg: 'RS256' } } },
+  [INFERENCE]: { scope: 'inference:generate', audience: INFERENCE, accessTokenFormat: 'jwt', jwt: { sign: { alg: 'ES256' } } },
+  [OPAQUE]: { scope: ADMIN_SCOPES, audience: OPAQUE, accessTokenFormat: 'opaque' },
+};
+
+async function signingKey(alg) {
+  const { privateKey } = await generateKeyPair(alg, { extractable: true });
+  return { ...(await exportJWK(privateKey)), alg, use: 'sig', kid: `provider-${alg}` };
+}
+
+const configuration = {
+  jwks: { keys: [await signingKey('RS256'), await signingKey('ES256')] },
+  clients: [
+    {
+      client_id: 'pipeline',
+      client_secret: SECRET,
+      grant_types: ['client_credentials'],
+      response_types: [],
+      redirect_uris: [],
+    },
+    {
+      client_id: 'console',
+      token_endpoint_auth_method: 'none',
+      grant_types: ['authorization_code'],
+      response_types: ['code'],
+      redirect_uris: ['http://127.0.0.1/callback'],
+      application_type: 'native',
+    },
+  ],
+  cookies: { keys: [SECRET] },
+  features: {
+    devInteractions: { enabled: true },
+    clientCredentials: { enabled: true },
+    dPoP: { enabled: true },
+    resourceIndicators: {
+      enabled: true,
+      defaultResource: () => ADMIN,
+      useGrantedResource: () => true,
+      getResourceServerInfo(_, resource) {
+        if (!(resource in resources)) throw new errors.InvalidTarget();
+        return resources[resource];
+      },
+    },
+  },
+  pkce: { required: () => true },
+  scopes: ['openid'],
+  findAccount: (_, id) => ({ accountId: id, claims: () => ({ sub: id }) }),
+};
+
+const server = createServer();
+server.listen(0, '127.0.0.1', () => {
+  const issuer = `http://127.0.0.1:${server.address().port}`;
+  server.on('request', new Provider(issuer, configuration).callback());
+  process.stdout.write(`${JSON.stringify({ issuer })}\n`);
+});
+
+process.on('SIGTERM', () => process.exit(0));
+process.stdin.on('end', () => process.exit(0)).resume();
