@@ -1,0 +1,86 @@
+"""One listener of an engine: the line to it, and what is shown there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from app.backends import status_map
+from app.backends.channels import Line
+from app.backends.credentials import Bearer, CredentialUnavailable
+from app.backends.port import EngineSilent, Silence
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class NotKnownThere(Exception):
+    """The engine itself says that it does not know what was asked for."""
+
+
+class Endpoint:
+    def __init__(self, line: Line, bearer: Bearer | None, span_id: Callable[[], str]) -> None:
+        self._line = line
+        self._bearer = bearer
+        self._span_id = span_id
+
+    async def open(self, trace_id: str | None = None) -> tuple[grpc.aio.Channel, Metadata]:
+        """What a call needs. Raises EngineSilent: there is no way, or nothing to show."""
+        return await self._line.channel(), await self._metadata(trace_id)
+
+    async def read(
+        self, call: Callable[[grpc.aio.Channel, Any], Awaitable[T]], timeout_s: float
+    ) -> T:
+        """Something that changes nothing, so it may be repeated: once, within the same deadline,
+        on a connection that turns out to be dead. Raises EngineSilent, NotKnownThere.
+
+        `call` gets the channel and the keyword arguments of the call.
+        """
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + timeout_s
+        channel, metadata = await self.open()
+        repeated = False
+        while True:
+            left_s = max(ends_at - loop.time(), 0.001)
+            rest = {"timeout": left_s, "metadata": metadata, "wait_for_ready": True}
+            try:
+                return await call(channel, rest)
+            except grpc.aio.AioRpcError as error:
+                if status_map.is_unknown_operation(error):
+                    raise NotKnownThere from error
+                if error.code() is grpc.StatusCode.UNAVAILABLE and not repeated:
+                    repeated = True
+                    continue
+                raise self.failed(error) from error
+
+    def failed(self, error: grpc.aio.AioRpcError) -> EngineSilent:
+        """Take note of a failed call, so that the next one does not fail for the same reason."""
+        silent = status_map.silence_of(error, connected=self._line.connected)
+        if silent.reason is Silence.AUTH_REFUSED and self._bearer is not None:
+            self._bearer.forget()
+        if silent.reason in (Silence.UNREACHABLE, Silence.AUTH_REFUSED):
+            self._line.doubt()
+        log.info("an engine's answer: %s", status_map.for_the_log(error))
+        return silent
+
+    async def close(self) -> None:
+        await self._line.close()
+
+    async def _metadata(self, trace_id: str | None) -> Metadata:
+        found: list[tuple[str, str]] = []
+        if self._bearer is not None:
+            try:
+                found.append(("authorization", f"Bearer {await self._bearer.token()}"))
+            except CredentialUnavailable as missing:
+                log.error("no credential for an engine: %s", missing)
+                raise EngineSilent(Silence.AUTH_REFUSED) from missing
+        if trace_id is not None:
+            found.append(("traceparent", f"00-{trace_id}-{self._span_id()}-01"))
+        return tuple(found)

@@ -1,0 +1,191 @@
+"""Orders on their way to an engine, and its events on their way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from google.protobuf.message import Message
+from google.rpc import code_pb2
+
+from app.backends.port import Order
+from app.backends.spelling import (
+    Malformed,
+    count_of,
+    number_of,
+    text_of,
+    value_of,
+    word,
+)
+from app.domain.commands import FlushCaches, Pause, Resume
+from app.domain.kinds import FailureEffect, OperationKind, Verification
+from app.domain.operation import (
+    JsonValue,
+    OperationError,
+    OperationWarning,
+    Progress,
+)
+from app.domain.ranks import RankReport, RankState
+from app.domain.transitions import (
+    Cancelled,
+    Completed,
+    EngineAccepted,
+    Fact,
+    Failed,
+    Progressed,
+    RankReported,
+    Warned,
+)
+from app.rpc.openengine.v1 import admin_pb2
+
+Request = admin_pb2.FlushCachesRequest | admin_pb2.PauseRequest | admin_pb2.ResumeRequest
+
+
+def request_of(order: Order) -> Request:
+    """Every field that the command has reaches the message: an order that loses one on the way
+    is another order. TypeError: a command that is not sent by a streamed RPC of this service."""
+    command = order.command
+    request: Request
+    match command:
+        case FlushCaches():
+            request = admin_pb2.FlushCachesRequest(
+                caches=[number_of(admin_pb2.CacheKind, cache) for cache in command.caches]
+            )
+        case Pause():
+            request = admin_pb2.PauseRequest(
+                mode=number_of(admin_pb2.PauseMode, command.mode),
+                new_requests=number_of(admin_pb2.NewRequests, command.new_requests),
+                hold_limit_ms=command.hold_limit_ms,
+            )
+        case Resume():
+            request = admin_pb2.ResumeRequest(pause_epoch=command.pause_epoch)
+        case _:
+            raise TypeError(f"{command.kind.value} is not sent this way")
+    request.idempotency_key = order.operation_id
+    request.deadline_ms = order.deadline_ms
+    if order.expected_revision is not None:
+        request.expected_revision = order.expected_revision
+    if command.model is None:
+        request.whole_engine.SetInParent()
+    else:
+        request.model = command.model
+    return request
+
+
+def fact_of(event: admin_pb2.AdminOperationEvent, kind: OperationKind) -> Fact:
+    """`kind`: what was ordered. Raises Malformed for an event that says nothing, or that has no
+    number."""
+    sequence = count_of(event.sequence)
+    said = event.WhichOneof("event")
+    if sequence == 0 or said is None or not event.operation_id:
+        raise Malformed("an event without number, operation or content")
+    if said == "completed":
+        return _completed(event, sequence, kind)
+    return _READERS[said](event, sequence)
+
+
+def _accepted(event: admin_pb2.AdminOperationEvent, sequence: int) -> Fact:
+    return EngineAccepted(
+        engine_sequence=sequence,
+        engine_operation_id=text_of(event.operation_id),
+        instance_id=text_of(event.accepted.instance_id) or None,
+    )
+
+
+def _progress(event: admin_pb2.AdminOperationEvent, sequence: int) -> Fact:
+    said = event.progress
+    progress = Progress(
+        phase=text_of(said.phase, 64),
+        done=count_of(said.done),
+        total=count_of(said.total),
+        unit=text_of(said.unit, 64),
+    )
+    return Progressed(engine_sequence=sequence, progress=progress)
+
+
+def _rank(event: admin_pb2.AdminOperationEvent, sequence: int) -> Fact:
+    said = event.rank
+    state = value_of(admin_pb2.RankState, said.state, RankState) or RankState.UNKNOWN
+    report = RankReport(rank=said.rank, state=state, message=text_of(said.message))
+    return RankReported(engine_sequence=sequence, report=report)
+
+
+def _warning(event: admin_pb2.AdminOperationEvent, sequence: int) -> Fact:
+    said = event.warning
+    warning = OperationWarning(text_of(said.reason, 64) or "UNSPECIFIED", text_of(said.message))
+    return Warned(engine_sequence=sequence, warning=warning)
+
+
+def _completed(event: admin_pb2.AdminOperationEvent, sequence: int, kind: OperationKind) -> Fact:
+    said = event.completed
+    verified = value_of(admin_pb2.Verification, said.verification, Verification)
+    result: dict[str, JsonValue] = {"changed": said.changed}
+    if said.WhichOneof("result") == kind.value:
+        result |= _RESULTS[kind](getattr(said, kind.value))
+    else:
+        # It says that it is done, and not in a way that can be read: no more is claimed.
+        verified = Verification.UNVERIFIED
+    return Completed(
+        engine_sequence=sequence,
+        result=result,
+        revision=count_of(said.revision),
+        verification=verified or Verification.UNVERIFIED,
+    )
+
+
+def _failed(event: admin_pb2.AdminOperationEvent, sequence: int) -> Fact:
+    said = event.failed
+    # OK and what is no code at all would make a failure look like none.
+    known = said.code != code_pb2.OK and said.code in code_pb2.Code.values()
+    error = OperationError(
+        code=code_pb2.Code.Name(said.code) if known else "UNKNOWN",
+        reason=text_of(said.reason, 64) or "UNSPECIFIED",
+        message=text_of(said.message) or "the engine gave no reason",
+        retryable=said.retryable,
+        ranks=tuple(said.ranks),
+        effect=value_of(admin_pb2.FailureEffect, said.effect, FailureEffect)
+        or FailureEffect.UNKNOWN,
+    )
+    return Failed(engine_sequence=sequence, error=error, revision=count_of(said.revision))
+
+
+def _cancelled(event: admin_pb2.AdminOperationEvent, sequence: int) -> Fact:
+    said = event.cancelled
+    message = text_of(said.message) or "cancelled by the engine"
+    return Cancelled(engine_sequence=sequence, message=message, revision=count_of(said.revision))
+
+
+_READERS: Mapping[str, Callable[[admin_pb2.AdminOperationEvent, int], Fact]] = {
+    "accepted": _accepted,
+    "progress": _progress,
+    "rank": _rank,
+    "warning": _warning,
+    "failed": _failed,
+    "cancelled": _cancelled,
+}
+
+
+# ---- results ----
+
+
+def _flushed(result: admin_pb2.FlushCachesResult) -> dict[str, JsonValue]:
+    caches: list[JsonValue] = [
+        {
+            "kind": word(admin_pb2.CacheKind, cache.kind) or "unknown",
+            "blocks_freed": count_of(cache.blocks_freed),
+            "blocks_in_use": count_of(cache.blocks_in_use),
+        }
+        for cache in result.caches
+    ]
+    return {"caches": caches}
+
+
+def _counts(result: Message) -> dict[str, JsonValue]:
+    """A result that consists of counts alone."""
+    return {field.name: count_of(getattr(result, field.name)) for field in result.DESCRIPTOR.fields}
+
+
+_RESULTS: Mapping[OperationKind, Callable[..., dict[str, JsonValue]]] = {
+    OperationKind.FLUSH_CACHES: _flushed,
+    OperationKind.PAUSE: _counts,
+    OperationKind.RESUME: _counts,
+}

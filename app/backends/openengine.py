@@ -1,0 +1,198 @@
+"""An engine that speaks `OpenEngineAdmin` and the core `Control` service."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+import grpc
+
+from app.backends import aborts, readings, status_map
+from app.backends.endpoint import Endpoint, NotKnownThere
+from app.backends.port import (
+    Discovery,
+    EngineRefused,
+    EngineSilent,
+    Found,
+    Order,
+    Silence,
+)
+from app.backends.spelling import Malformed, text_of
+from app.backends.streams import StreamLimits, no_way, order_stream
+from app.clock import Clock
+from app.domain.commands import AbortRequests
+from app.domain.operation import JsonObject
+from app.domain.transitions import Fact
+from app.rpc.openengine.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    lifecycle_pb2,
+    model_pb2,
+    openengine_pb2_grpc,
+    server_pb2,
+)
+
+log = logging.getLogger(__name__)
+
+_ENDED = frozenset(
+    {
+        admin_pb2.ADMIN_OPERATION_STATE_SUCCEEDED,
+        admin_pb2.ADMIN_OPERATION_STATE_FAILED,
+        admin_pb2.ADMIN_OPERATION_STATE_CANCELLED,
+    }
+)
+_MOST_MODELS = 16
+_DEFAULT_LIMITS = StreamLimits()
+
+
+class OpenEngineBackend:
+    """Implements `EngineBackend`. `admin` takes orders, `control` is read and ends requests."""
+
+    def __init__(
+        self,
+        admin: Endpoint,
+        control: Endpoint,
+        clock: Clock,
+        *,
+        limits: StreamLimits = _DEFAULT_LIMITS,
+    ) -> None:
+        self._admin = admin
+        self._control = control
+        self._clock = clock
+        self._limits = limits
+        self._described: tuple[str, JsonObject, tuple[JsonObject, ...]] | None = None
+
+    async def discover(self, timeout_s: float) -> Discovery:
+        profile = await self._admin.read(_get_profile, timeout_s)
+        try:
+            facts = readings.facts_of(profile, self._clock.now())
+            capabilities = readings.capabilities_of(profile)
+        except Malformed as malformed:
+            log.warning("an engine's profile can't be read: %s", malformed)
+            raise EngineSilent(Silence.MALFORMED) from malformed
+        troubles = readings.troubles_of(profile)
+        info, models, reached = await self._describe(facts.instance_id, timeout_s)
+        if not reached:
+            troubles = (*troubles, "control_unreachable")
+        return Discovery(info, models, capabilities, facts, troubles)
+
+    async def _describe(
+        self, instance_id: str, timeout_s: float
+    ) -> tuple[JsonObject, tuple[JsonObject, ...], bool]:
+        """What is constant for the life of an engine process is read once in it."""
+        if self._described is not None and self._described[0] == instance_id:
+            return self._described[1], self._described[2], True
+        try:
+            server = await self._control.read(_get_server_info, timeout_s)
+            info = readings.info_of(server)
+            models: list[JsonObject] = []
+            for name in server.supported_models[:_MOST_MODELS]:
+                model = await self._control.read(partial(_get_model_info, name), timeout_s)
+                models.append(readings.model_of(model))
+        except (EngineSilent, NotKnownThere, Malformed):
+            return {}, (), False
+        self._described = (instance_id, info, tuple(models))
+        return info, tuple(models), True
+
+    async def load(self, timeout_s: float) -> JsonObject:
+        try:
+            return readings.load_of(await self._control.read(_get_load, timeout_s))
+        except (Malformed, NotKnownThere) as malformed:
+            raise EngineSilent(Silence.MALFORMED) from malformed
+
+    async def find(self, operation_id: str, timeout_s: float) -> Found | None:
+        try:
+            known = await self._admin.read(partial(_get_operation, operation_id), timeout_s)
+        except NotKnownThere:
+            return None
+        if known.idempotency_key != operation_id or not known.operation_id:
+            raise EngineSilent(Silence.MALFORMED)
+        return Found(
+            engine_operation_id=text_of(known.operation_id),
+            ended=known.state in _ENDED,
+            instance_id=text_of(known.instance_id),
+        )
+
+    async def carry_out(self, order: Order) -> AsyncGenerator[Fact, None]:
+        if isinstance(order.command, AbortRequests):
+            facts = aborts.abort_requests(order.command, await self._abort_call(order))
+        else:
+            facts = order_stream(self._admin, order, self.find, self._limits, self._clock.now)
+        try:
+            async for fact in facts:
+                yield fact
+        finally:
+            await facts.aclose()
+
+    def end_without_record(self, order: Order) -> Fact | None:
+        if isinstance(order.command, AbortRequests):
+            return aborts.all_unverified(order.command)
+        return None
+
+    async def cancel(self, engine_operation_id: str, timeout_s: float) -> None:
+        wanted = admin_pb2.CancelAdminOperationRequest(operation_id=engine_operation_id)
+        channel, metadata = await self._admin.open()
+        stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
+        try:
+            await stub.CancelOperation(wanted, timeout=timeout_s, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            silent = self._admin.failed(error)
+            refusal = status_map.refusal_of(error)
+            if refusal is not None:
+                raise EngineRefused(refusal) from error
+            raise silent from error
+
+    async def close(self) -> None:
+        await self._admin.close()
+        await self._control.close()
+
+    async def _abort_call(self, order: Order) -> aborts.Send:
+        try:
+            channel, metadata = await self._control.open(order.trace_id)
+        except EngineSilent as silent:
+            raise EngineRefused(no_way(silent)) from silent
+        stub = openengine_pb2_grpc.ControlStub(channel)
+        left_s = (order.deadline_at - self._clock.now()).total_seconds()
+        timeout_s = max(min(left_s, self._limits.abort_s), 0.001)
+
+        async def send(request: lifecycle_pb2.AbortRequest) -> lifecycle_pb2.AbortResponse:
+            try:
+                return await stub.Abort(request, timeout=timeout_s, metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                self._control.failed(error)
+                raise
+
+        return send
+
+
+# ---- reads: the channel and the keyword arguments of the call come from the endpoint ----
+
+
+async def _get_profile(channel: grpc.aio.Channel, rest: Any) -> admin_pb2.AdminProfile:
+    stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
+    return await stub.GetAdminProfile(admin_pb2.GetAdminProfileRequest(), **rest)
+
+
+async def _get_operation(
+    key: str, channel: grpc.aio.Channel, rest: Any
+) -> admin_pb2.AdminOperation:
+    stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
+    wanted = admin_pb2.GetAdminOperationRequest(idempotency_key=key)
+    return await stub.GetOperation(wanted, **rest)
+
+
+async def _get_server_info(channel: grpc.aio.Channel, rest: Any) -> server_pb2.ServerInfo:
+    stub = openengine_pb2_grpc.ControlStub(channel)
+    return await stub.GetServerInfo(server_pb2.GetServerInfoRequest(), **rest)
+
+
+async def _get_model_info(name: str, channel: grpc.aio.Channel, rest: Any) -> model_pb2.ModelInfo:
+    stub = openengine_pb2_grpc.ControlStub(channel)
+    return await stub.GetModelInfo(model_pb2.GetModelInfoRequest(model=name), **rest)
+
+
+async def _get_load(channel: grpc.aio.Channel, rest: Any) -> server_pb2.LoadInfo:
+    stub = openengine_pb2_grpc.ControlStub(channel)
+    return await stub.GetLoad(server_pb2.GetLoadRequest(include_per_rank=True), **rest)

@@ -1,0 +1,102 @@
+"""The way to each registered engine: one backend per registration, replaced when that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+
+from app.backends.channels import Line, Resolve, resolve
+from app.backends.credentials import Credential, Credentials
+from app.backends.endpoint import Endpoint
+from app.backends.openengine import OpenEngineBackend
+from app.backends.port import EngineBackend
+from app.backends.reach import ReachPolicy
+from app.backends.streams import StreamLimits
+from app.clock import Clock
+from app.domain.engine import Dialect, Member, Registration, TlsNames
+from app.domain.errors import FieldFault, InvalidArgument, UnsupportedDialect
+
+_DEFAULT_LIMITS = StreamLimits()
+
+
+def _span_id() -> str:
+    return secrets.token_hex(8)
+
+
+class Backends:
+    """Belongs to one event loop; connects at the first call, not here."""
+
+    def __init__(
+        self,
+        reach: ReachPolicy,
+        credentials: Credentials,
+        clock: Clock,
+        *,
+        limits: StreamLimits = _DEFAULT_LIMITS,
+        resolver: Resolve = resolve,
+        span_id: Callable[[], str] = _span_id,
+    ) -> None:
+        self._reach = reach
+        self._credentials = credentials
+        self._clock = clock
+        self._limits = limits
+        self._resolver = resolver
+        self._span_id = span_id
+        self._open: dict[str, tuple[Registration, EngineBackend]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def check(self, dialect: Dialect, members: tuple[Member, ...], tls: TlsNames) -> Credential:
+        """Judge a registration before it is kept; what it connects to is judged again each time.
+
+        Raises UnsupportedDialect, InvalidArgument (OutOfReach among them) with the field named.
+        """
+        if dialect is not Dialect.OPENENGINE:
+            raise UnsupportedDialect("engines of this dialect are not supported yet")
+        if len(members) != 1:
+            detail = "an openengine engine has one member, with one admin address for all ranks"
+            raise InvalidArgument(detail, faults=(FieldFault("/members", detail),))
+        addresses = (members[0].admin, members[0].control)
+        credential = self._credentials.of(tls.credential, tls.server_name, addresses)
+        for name, address in zip(("admin", "control"), addresses, strict=True):
+            try:
+                self._reach.check(address, encrypted=credential.encrypted)
+            except InvalidArgument as refused:
+                refused.faults = (FieldFault(f"/members/0/{name}", refused.message),)
+                raise
+        return credential
+
+    def of(self, registration: Registration) -> EngineBackend:
+        """The same one as long as the registration has the same generation. Raises as `check`:
+        the settings may have changed since it was registered."""
+        known = self._open.get(registration.id)
+        if known is not None:
+            if known[0].generation == registration.generation:
+                return known[1]
+            self.forget(registration.id)
+        credential = self.check(registration.dialect, registration.members, registration.tls)
+        backend = self._make(registration.members[0], credential)
+        self._open[registration.id] = (registration, backend)
+        return backend
+
+    def forget(self, engine_id: str) -> None:
+        """It was removed, or changed: its connections are given back."""
+        known = self._open.pop(engine_id, None)
+        if known is not None:
+            closing = asyncio.get_running_loop().create_task(known[1].close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        for engine_id in list(self._open):
+            self.forget(engine_id)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._credentials.close()
+
+    def _make(self, member: Member, credential: Credential) -> EngineBackend:
+        ends = []
+        for address in (member.admin, member.control):
+            parsed = self._reach.check(address, encrypted=credential.encrypted)
+            line = Line(parsed, self._reach, credential, resolver=self._resolver)
+            ends.append(Endpoint(line, credential.bearer, self._span_id))
+        return OpenEngineBackend(ends[0], ends[1], self._clock, limits=self._limits)
