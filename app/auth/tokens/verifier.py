@@ -1,5 +1,6 @@
 """Judging a bearer token: from a string to a Principal, or a reason why not."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -96,12 +97,11 @@ class TokenVerifier:
         return principal
 
     async def warm(self) -> None:
-        """Fetch every issuer's keys, one after the other, at start.
+        """Fetch every issuer's keys at start, all at once, within one fetch deadline.
 
         Never raises: an issuer that is down shows in :meth:`issuer_states`.
         """
-        for trusted in self._trusted.values():
-            await trusted.keys.prefetch()
+        await asyncio.gather(*(trusted.keys.prefetch() for trusted in self._trusted.values()))
 
     def issuer_states(self) -> tuple[IssuerState, ...]:
         """How each issuer's keys stand, for readiness; asks nobody and never raises."""
