@@ -206,7 +206,10 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "typ-jwt": (headed(typ="JWT"), "TOKEN_TYPE_REFUSED"),
     "typ-logout": (headed(typ="logout+jwt"), "TOKEN_TYPE_REFUSED"),
     "typ-dpop": (headed(typ="dpop+jwt"), "TOKEN_TYPE_REFUSED"),
-    "typ-number": (headed(typ=1), "TOKEN_TYPE_REFUSED"),
+    "typ-number": (
+        lambda iss: unsigned({"alg": "ES256", "typ": 1}, b"{}", b"sig"),
+        "TOKEN_MALFORMED",
+    ),
     "typ-near": (headed(typ="at+jwt "), "TOKEN_TYPE_REFUSED"),
     "nonce": (changed(nonce="n"), "TOKEN_TYPE_REFUSED"),
     "at-hash": (changed(at_hash="h"), "TOKEN_TYPE_REFUSED"),

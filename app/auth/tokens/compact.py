@@ -25,10 +25,10 @@ class CompactToken:
     """What a token says of itself. Nothing in it may be believed before :meth:`is_signed_by`."""
 
     text: str
-    header: Mapping[str, Any]
     claims: Mapping[str, Any]
     alg: str
     kid: str | None
+    typ: str | None
 
     def is_signed_by(self, key: SigningKey) -> bool:
         """Whether ``key`` made the signature, with the one algorithm the token names."""
@@ -54,12 +54,14 @@ def parse(token: str) -> CompactToken:
     if len(segments) != 3 or not all(_SEGMENT.fullmatch(segment) for segment in segments):
         raise TokenMalformed
     header, claims = _json_object(segments[0]), _json_object(segments[1])
-    alg, kid = header.get("alg"), header.get("kid")
-    if not isinstance(alg, str) or not (kid is None or isinstance(kid, str)):
+    alg, kid, typ = header.get("alg"), header.get("kid"), header.get("typ")
+    if not isinstance(alg, str):
+        raise TokenMalformed
+    if not all(value is None or isinstance(value, str) for value in (kid, typ)):
         raise TokenMalformed
     if "crit" in header or "b64" in header:
         raise TokenMalformed("The access token has critical header parameters not known here.")
-    return CompactToken(text=token, header=header, claims=claims, alg=alg, kid=kid)
+    return CompactToken(text=token, claims=claims, alg=alg, kid=kid, typ=typ)
 
 
 class _Registry(jws.JWSRegistry):

@@ -92,7 +92,7 @@ class TokenVerifier:
         if parsed.alg not in trusted.config.algorithms:
             raise AlgorithmRefused
         generation = await self._check_signature(parsed, trusted.keys)
-        principal = judge(trusted.config, parsed.header, parsed.claims, self._now())
+        principal = judge(trusted.config, parsed.typ, parsed.claims, self._now())
         self._remembered.put(token, principal, generation, monotonic_s=self._monotonic())
         return principal
 
