@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.ledger.database import Database, Write
+from app.ledger.paging import page_of
+from app.ledger.rows import audit_of, audit_values
+from app.ledger.tables import audit
 from app.ledger.values import AuditEntry, AuditFilter, Page, StoredAudit
 
 
 class Audit:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
     async def append(self, entry: AuditEntry) -> None:
         """One entry in a transaction of its own, for what is not written with an operation."""
-        raise NotImplementedError
+
+        async def work(write: Write) -> None:
+            await write_entry(write, entry)
+
+        await self._database.write(work)
 
     async def page(
         self, wanted: AuditFilter, before: int | None = None, size: int = 50
     ) -> Page[StoredAudit]:
         """Newest first; `next` is a number for `before`."""
-        raise NotImplementedError
+        query = select(audit).where(*_matches(wanted)).order_by(audit.c.id.desc())
+        if before is not None:
+            query = query.where(audit.c.id < before)
+
+        async def look(connection: AsyncConnection) -> Page[StoredAudit]:
+            rows = (await connection.execute(query.limit(size + 1))).all()
+            return page_of(rows, size, audit_of, lambda row: row.id)
+
+        return await self._database.read(look)
+
+
+async def write_entry(write: Write, entry: AuditEntry) -> None:
+    await write.connection.execute(audit.insert().values(audit_values(entry)))
+
+
+def _matches(wanted: AuditFilter) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    for name in ("engine_id", "operation_id", "subject", "action"):
+        value = getattr(wanted, name)
+        if value is not None:
+            conditions.append(audit.c[name] == value)
+    if wanted.since is not None:
+        conditions.append(audit.c.at >= wanted.since)
+    return conditions

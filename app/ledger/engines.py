@@ -2,26 +2,70 @@
 
 from __future__ import annotations
 
-from app.domain.engine import Engine, Observed, Registration
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select, update
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.clock import Clock
+from app.domain.engine import Engine, HealthState, Observed, Registration
+from app.domain.errors import EngineHasOpenOperation, GenerationMismatch, UnknownEngine
+from app.domain.kinds import EngineRole
+from app.ledger import audit as auditing
+from app.ledger.constraints import violations
+from app.ledger.database import Database, Write
+from app.ledger.operations import ENDED, HOLDS_SLOT
+from app.ledger.paging import page_of
+from app.ledger.rows import engine_of, observed_values, registration_values
+from app.ledger.tables import engines, observations, operations
 from app.ledger.values import AuditEntry, EngineFilter, Page
 
 
 class Engines:
     """Ids are never used again: a removed engine stays in the register, unseen."""
 
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
     async def register(self, registration: Registration, audit: AuditEntry) -> Engine:
         """Raises EngineExists, also for the id of a removed engine."""
-        raise NotImplementedError
+        values = registration_values(registration) | {
+            "id": registration.id,
+            "generation": registration.generation,
+            "created_at": registration.created_at,
+        }
+
+        async def work(write: Write) -> Engine:
+            with violations():
+                await write.connection.execute(engines.insert().values(values))
+            await auditing.write_entry(write, audit)
+            return await _existing(write.connection, registration.id)
+
+        return await self._database.write(work)
 
     async def get(self, engine_id: str) -> Engine | None:
         """None: never registered, or removed."""
-        raise NotImplementedError
+
+        async def look(connection: AsyncConnection) -> Engine | None:
+            return await _find(connection, engine_id)
+
+        return await self._database.read(look)
 
     async def page(
         self, wanted: EngineFilter, after: str | None = None, size: int = 50
     ) -> Page[Engine]:
         """By id ascending, those behind `after`; `next` is the last id of the page."""
-        raise NotImplementedError
+        query = _query().where(*self._matches(wanted)).order_by(engines.c.id)
+        if after is not None:
+            query = query.where(engines.c.id > after)
+
+        async def look(connection: AsyncConnection) -> Page[Engine]:
+            rows = (await connection.execute(query.limit(size + 1))).all()
+            return page_of(rows, size, engine_of, lambda row: row.id)
+
+        return await self._database.read(look)
 
     async def change(
         self, registration: Registration, expected_generation: int, audit: AuditEntry
@@ -31,15 +75,127 @@ class Engines:
 
         Raises GenerationMismatch or UnknownEngine.
         """
-        raise NotImplementedError
+        values = registration_values(registration) | {"generation": expected_generation + 1}
+
+        async def work(write: Write) -> Engine:
+            await _require(write, registration.id, expected_generation)
+            change = update(engines).where(engines.c.id == registration.id).values(values)
+            await write.connection.execute(change)
+            await auditing.write_entry(write, audit)
+            return await _existing(write.connection, registration.id)
+
+        return await self._database.write(work)
 
     async def remove(self, engine_id: str, expected_generation: int, audit: AuditEntry) -> None:
         """Raises UnknownEngine, GenerationMismatch, or EngineHasOpenOperation naming it."""
-        raise NotImplementedError
+        still_open = (
+            select(operations.c.id)
+            .where(operations.c.engine_id == engine_id, ~ENDED)
+            .order_by(operations.c.ordinal)
+            .limit(1)
+        )
+
+        async def work(write: Write) -> None:
+            await _require(write, engine_id, expected_generation)
+            open_one = (await write.connection.execute(still_open)).scalar_one_or_none()
+            if open_one is not None:
+                raise EngineHasOpenOperation(
+                    "an operation of this engine has not ended", operation_id=open_one
+                )
+            removal = update(engines).where(engines.c.id == engine_id)
+            await write.connection.execute(removal.values(removed_at=self._clock.now()))
+            await auditing.write_entry(write, audit)
+
+        await self._database.write(work)
 
     async def observe(self, engine_id: str, observed: Observed) -> None:
         """Keep a reading, unless one of a later `observed_at` is kept already.
 
         Raises UnknownEngine for one that was never registered.
         """
-        raise NotImplementedError
+        values = observed_values(observed)
+
+        async def work(write: Write) -> None:
+            known = select(engines.c.id).where(engines.c.id == engine_id)
+            if (await write.connection.execute(known)).one_or_none() is None:
+                raise UnknownEngine("there is no such engine")
+            keep = (
+                write.upsert(observations)
+                .values(engine_id=engine_id, **values)
+                .on_conflict_do_update(
+                    index_elements=[observations.c.engine_id],
+                    set_=values,
+                    where=or_(
+                        observations.c.observed_at.is_(None),
+                        observations.c.observed_at <= observed.observed_at,
+                    ),
+                )
+            )
+            await write.connection.execute(keep)
+
+        await self._database.write(work)
+
+    def _matches(self, wanted: EngineFilter) -> list[ColumnElement[bool]]:
+        conditions = [self._has_label(name, value) for name, value in wanted.labels.items()]
+        # An engine that was never read is unknown, not absent.
+        if wanted.states:
+            health = func.coalesce(observations.c.health, HealthState.UNKNOWN.value)
+            conditions.append(health.in_([state.value for state in sorted(wanted.states)]))
+        if wanted.roles:
+            role = func.coalesce(observations.c.role, EngineRole.UNKNOWN.value)
+            conditions.append(role.in_([role.value for role in sorted(wanted.roles)]))
+        if wanted.version is not None:
+            conditions.append(observations.c.weight_version == wanted.version)
+        return conditions
+
+    def _has_label(self, name: str, value: str) -> ColumnElement[bool]:
+        if self._database.postgres:
+            return engines.c.labels.cast(JSONB).contains({name: value})
+        # By rows and not by path, which would make the quotes in a label's name matter.
+        pairs = func.json_each(engines.c.labels).table_valued("key", "value")
+        return select(pairs.c.key).where(pairs.c.key == name, pairs.c.value == value).exists()
+
+
+def _query() -> Select[Any]:
+    return (
+        select(
+            engines,
+            observations.c.health,
+            observations.c.observed_at,
+            observations.c.document,
+            operations.c.id.label("running_operation"),
+        )
+        .outerjoin(observations, observations.c.engine_id == engines.c.id)
+        .outerjoin(operations, and_(operations.c.engine_id == engines.c.id, HOLDS_SLOT))
+        .where(engines.c.removed_at.is_(None))
+    )
+
+
+async def _find(connection: AsyncConnection, engine_id: str) -> Engine | None:
+    row = (await connection.execute(_query().where(engines.c.id == engine_id))).one_or_none()
+    return None if row is None else engine_of(row)
+
+
+async def _existing(connection: AsyncConnection, engine_id: str) -> Engine:
+    found = await _find(connection, engine_id)
+    assert found is not None
+    return found
+
+
+async def _require(write: Write, engine_id: str, expected_generation: int) -> None:
+    """Lock the registration for this writer alone; no order can be accepted until the commit.
+
+    Raises UnknownEngine or GenerationMismatch.
+    """
+    query = (
+        select(engines.c.generation)
+        .where(engines.c.id == engine_id, engines.c.removed_at.is_(None))
+        .with_for_update()
+    )
+    generation = (await write.connection.execute(query)).scalar_one_or_none()
+    if generation is None:
+        raise UnknownEngine("there is no such engine")
+    if generation != expected_generation:
+        raise GenerationMismatch(
+            f"expected generation {expected_generation}, the current generation is {generation}"
+        )

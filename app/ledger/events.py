@@ -1,50 +1,108 @@
-"""The order of all events, and reading it without ever missing one."""
+"""Reading the events in their order, and waiting for more."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Protocol
 
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.ledger import positions
+from app.ledger.database import Database
+from app.ledger.rows import event_of
+from app.ledger.tables import events
 from app.ledger.values import EventFilter, StoredEvent
-
-
-class Subscription(Protocol):
-    async def changed(self, timeout_s: float) -> bool:
-        """Wait for the next commit of events, at most so long.
-
-        Returns at once when one was committed since the subscription began, or since the last
-        call. True: there may be something new. False: the time is up. Holds no database
-        connection while it waits.
-        """
+from app.ledger.wakes import Subscription, Wakes
 
 
 class Events:
     """Positions rise in an order that agrees with each operation's sequence, and nothing ever
     becomes visible behind a position that was delivered. They have gaps."""
 
+    def __init__(self, database: Database, wakes: Wakes) -> None:
+        self._database = database
+        self._wakes = wakes
+
     async def of_operation(
         self, operation_id: str, after_sequence: int = 0, limit: int = 500
     ) -> tuple[StoredEvent, ...]:
         """In order of sequence. An unknown operation has none."""
-        raise NotImplementedError
+        query = (
+            select(events)
+            .where(events.c.operation_id == operation_id, events.c.sequence > after_sequence)
+            .order_by(events.c.sequence)
+            .limit(limit)
+        )
+
+        async def look(connection: AsyncConnection) -> tuple[StoredEvent, ...]:
+            return tuple(event_of(row) for row in await connection.execute(query))
+
+        return await self._database.read(look)
 
     async def after(
         self, position: int, wanted: EventFilter, limit: int = 500
     ) -> tuple[tuple[StoredEvent, ...], int]:
         """The matching events behind `position`, in order, and the horizon: the position up to
         which everything that matches has been given. Go on from the horizon, not from the last
-        event."""
-        raise NotImplementedError
+        event. The horizon is never below `position`."""
+
+        async def look(connection: AsyncConnection) -> tuple[tuple[StoredEvent, ...], int]:
+            horizon = await positions.settled(connection, self._database.postgres)
+            query = (
+                select(events)
+                .where(
+                    events.c.position > position,
+                    events.c.position <= horizon,
+                    *_matches(wanted),
+                )
+                .order_by(events.c.position)
+                .limit(limit)
+            )
+            found = tuple(event_of(row) for row in await connection.execute(query))
+            reached = found[-1].position if len(found) == limit else horizon
+            return found, max(reached, position)
+
+        return await self._database.read(look)
 
     async def horizon(self) -> int:
         """The position up to which everything is settled; what comes later lies behind it."""
-        raise NotImplementedError
+
+        async def look(connection: AsyncConnection) -> int:
+            return await positions.settled(connection, self._database.postgres)
+
+        return await self._database.read(look)
 
     async def oldest(self) -> int:
         """The oldest cursor that can still be resumed: events up to and including this position
         may have been pruned. `after(p)` misses nothing if and only if p >= oldest()."""
-        raise NotImplementedError
+        return await self._database.read(positions.pruned_to)
+
+    async def resumable(self, position: int) -> bool:
+        """Whether `position` can be a cursor of this ledger, and nothing behind it was pruned.
+
+        False for one from the future: of another ledger, or from before a backup was restored.
+        """
+
+        async def look(connection: AsyncConnection) -> bool:
+            oldest = await positions.pruned_to(connection)
+            newest = await positions.last_taken(connection, self._database.postgres)
+            return oldest <= position <= newest
+
+        return await self._database.read(look)
 
     def subscribe(self) -> AbstractContextManager[Subscription]:
         """Subscribe first, then read what is there, then wait: nothing falls between."""
-        raise NotImplementedError
+        return self._wakes.subscribe()
+
+
+def _matches(wanted: EventFilter) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if wanted.engine_ids is not None:
+        conditions.append(events.c.engine_id.in_(sorted(wanted.engine_ids)))
+    if wanted.operation_id is not None:
+        conditions.append(events.c.operation_id == wanted.operation_id)
+    if wanted.kinds:
+        conditions.append(events.c.kind.in_([kind.value for kind in sorted(wanted.kinds)]))
+    if wanted.types:
+        conditions.append(events.c.type.in_([kind.value for kind in sorted(wanted.types)]))
+    return conditions

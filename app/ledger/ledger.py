@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import secrets
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from app.clock import Clock
 from app.ledger.audit import Audit
+from app.ledger.database import Database, libpq_options, make_engine
 from app.ledger.engines import Engines
 from app.ledger.events import Events
 from app.ledger.leases import Leases
 from app.ledger.operations import Operations
+from app.ledger.schema import ReleaseSchema, bring_up, check_connection, release_schema
+from app.ledger.tables import ledger
+from app.ledger.target import sole_process, target_of
+from app.ledger.wakes import Wakes
+
+if TYPE_CHECKING:
+    from app.ledger.watch import Watch
 
 
 class Ledger:
     """All writes are transactions of their own, and a caller that is cancelled does not cut one
     short: it is carried out to its end, only nobody waits for it.
 
-    Every method may raise LedgerUnavailable.
+    Every method may raise LedgerUnavailable. For one event loop.
     """
 
     identity: str
@@ -24,6 +39,20 @@ class Ledger:
     events: Events
     audit: Audit
     leases: Leases
+
+    def __init__(
+        self, database: Database, wakes: Wakes, clock: Clock, schema: ReleaseSchema, identity: str
+    ) -> None:
+        """For `open`, which also prepares what has to be given back at the end."""
+        self.identity = identity
+        self.engines = Engines(database, clock)
+        self.operations = Operations(database, clock)
+        self.events = Events(database, wakes)
+        self.audit = Audit(database)
+        self.leases = Leases(database, clock)
+        self._database = database
+        self._schema = schema
+        self._held = AsyncExitStack()
 
     @classmethod
     async def open(
@@ -45,16 +74,61 @@ class Ledger:
         Raises LedgerInUse, SchemaBehind, SchemaAhead, UpgradeBusy, LedgerUnavailable;
         InvalidArgument for another kind of URL.
         """
-        raise NotImplementedError
+        target = target_of(url)
+        async with AsyncExitStack() as held:
+            held.enter_context(sole_process(target))
+            if migrate:
+                await bring_up(target)
+            schema = await release_schema()
+            engine = make_engine(target, pool_size=pool_size)
+            held.push_async_callback(engine.dispose)
+            wakes = Wakes()
+            watch: Watch | None = None
+            if target.path is None:
+                from app.ledger import watch as watching  # psycopg is an extra
+
+                watch = watching.Watch(
+                    libpq_options(engine, target),
+                    wakes,
+                    name=secrets.token_hex(8),
+                    poll_interval_s=poll_interval_s,
+                )
+                held.push_async_callback(watch.stop)
+
+            def tell() -> None:
+                wakes.wake()
+                if watch is not None:
+                    watch.announce()
+
+            database = Database(engine, on_placed=tell)
+            held.push_async_callback(database.close)
+
+            async def look(connection: AsyncConnection) -> str:
+                await check_connection(connection, schema)
+                return str((await connection.execute(select(ledger.c.identity))).scalar_one())
+
+            identity = await database.read(look)
+            opened = cls(database, wakes, clock, schema, identity)
+            if watch is not None:
+                watch.start()
+            else:
+                # The file's lock says that their holders are no more.
+                await opened.leases.end_all()
+            opened._held = held.pop_all()
+            return opened
 
     async def close(self) -> None:
         """Let running writes end, then give everything back. May be called twice."""
-        raise NotImplementedError
+        await self._held.aclose()
 
     async def check(self) -> None:
         """Raises LedgerUnavailable, SchemaBehind or SchemaAhead: not ready."""
-        raise NotImplementedError
+
+        async def look(connection: AsyncConnection) -> None:
+            await check_connection(connection, self._schema)
+
+        await self._database.read(look)
 
     def pool_in_use(self) -> int:
         """How many pooled connections are out at this moment."""
-        raise NotImplementedError
+        return self._database.pool_in_use()

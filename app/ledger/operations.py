@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, and_, delete, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.clock import Clock
+from app.domain.errors import EngineBusy, UnknownEngine
+from app.domain.idempotency import KeyRecord, replay_of
+from app.domain.kinds import TERMINAL_STATES
 from app.domain.operation import Actor, Operation
-from app.domain.transitions import Advanced
+from app.domain.transitions import Advanced, Queued, accepted_event, advance
+from app.ledger import audit as auditing
+from app.ledger import leases as leasing
+from app.ledger.constraints import KeyTaken, SlotTaken, violations
+from app.ledger.database import Database, Write
+from app.ledger.errors import LedgerUnavailable, Superseded
+from app.ledger.paging import page_of
+from app.ledger.positions import append
+from app.ledger.rows import actor_values, changing_values, operation_of, operation_values
+from app.ledger.tables import SLOT_STATES, engines, idempotency_keys, operations
 from app.ledger.values import Accepted, AuditEntry, KeyClaim, Lease, OperationFilter, Page
+
+MIN_KEY_RETENTION = timedelta(hours=24)
+
+_RACES = 10
+
+ENDED = operations.c.state.in_([state.value for state in sorted(TERMINAL_STATES)])
+HOLDS_SLOT = and_(
+    operations.c.takes_slot, operations.c.state.in_([state.value for state in SLOT_STATES])
+)
 
 
 class Operations:
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
     async def accept(
         self,
         operation: Operation,
@@ -26,23 +57,121 @@ class Operations:
         Raises IdempotencyKeyReused (the key stands for another request), EngineBusy naming the
         open exclusive operation, UnknownEngine.
         """
-        raise NotImplementedError
+        # A new transaction sees who won, and what it must answer then; the winner may have
+        # ended or been refused by that time, and then the race goes on.
+        for _ in range(_RACES):
+            try:
+                return await self._database.write(
+                    lambda write: self._accept(write, operation, key, audit, queued)
+                )
+            except (KeyTaken, SlotTaken):
+                continue
+        raise LedgerUnavailable("too many orders for this engine at once")
+
+    async def _accept(
+        self,
+        write: Write,
+        operation: Operation,
+        key: KeyClaim | None,
+        audit: AuditEntry,
+        queued: bool,
+    ) -> Accepted:
+        now = self._clock.now()
+        if key is not None:
+            known = await _known(write.connection, operation.actor, key.key, now)
+            earlier = replay_of(known, key.fingerprint)
+            if earlier is not None:
+                return Accepted(await _existing(write.connection, earlier), fresh=False)
+        await _require_engine(write, operation.engine_id)
+        if operation.kind.exclusive and not queued:
+            holder = await _slot_holder(write.connection, operation.engine_id)
+            if holder is not None:
+                raise EngineBusy(operation_id=holder)
+
+        taken, events = operation, [accepted_event(operation)]
+        if queued:
+            step = advance(operation, Queued(), operation.created_at)
+            assert isinstance(step, Advanced), "a new operation may be queued"
+            assert step.event is not None
+            taken, events = step.operation, [*events, step.event]
+
+        with violations():
+            if key is not None:
+                await self._claim(write, operation, key, now)
+            await write.connection.execute(operations.insert().values(operation_values(taken)))
+            for event in events:
+                await append(write, event, operation.kind)
+        await auditing.write_entry(write, audit)
+        return Accepted(taken, fresh=True)
+
+    async def _claim(
+        self, write: Write, operation: Operation, key: KeyClaim, now: datetime
+    ) -> None:
+        """The key is not known, or has expired."""
+        scope = actor_values(operation.actor) | {"key": key.key}
+        await write.connection.execute(
+            delete(idempotency_keys).where(
+                *(idempotency_keys.c[name] == value for name, value in scope.items()),
+                idempotency_keys.c.expires_at <= now,
+            )
+        )
+        values = scope | {
+            "fingerprint": key.fingerprint,
+            "operation_id": operation.id,
+            "expires_at": max(key.expires_at, now + MIN_KEY_RETENTION),
+        }
+        await write.connection.execute(idempotency_keys.insert().values(values))
 
     async def replay(self, actor: Actor, key: str, fingerprint: str) -> Operation | None:
         """What a key used before stands for; None: not used, or its retention is over.
 
         Raises IdempotencyKeyReused.
         """
-        raise NotImplementedError
+
+        async def look(connection: AsyncConnection) -> Operation | None:
+            known = await _known(connection, actor, key, self._clock.now())
+            earlier = replay_of(known, fingerprint)
+            return None if earlier is None else await _existing(connection, earlier)
+
+        return await self._database.read(look)
+
+    async def forget_expired_keys(self, limit: int = 1000) -> int:
+        """Delete keys whose retention is over and whose operation has ended; how many."""
+
+        async def forget(write: Write) -> int:
+            expired = (
+                select(idempotency_keys.c.operation_id)
+                .join(operations, operations.c.id == idempotency_keys.c.operation_id)
+                .where(idempotency_keys.c.expires_at <= self._clock.now(), ENDED)
+                .order_by(idempotency_keys.c.expires_at)
+                .limit(limit)
+            )
+            # Each key has an operation of its own. Whoever renews one of them at this moment
+            # writes a row of another operation, which stays.
+            gone = delete(idempotency_keys).where(idempotency_keys.c.operation_id.in_(expired))
+            return (await write.connection.execute(gone)).rowcount
+
+        return await self._database.write(forget)
 
     async def get(self, operation_id: str) -> Operation | None:
-        raise NotImplementedError
+        async def look(connection: AsyncConnection) -> Operation | None:
+            return await _find(connection, operation_id)
+
+        return await self._database.read(look)
 
     async def page(
         self, wanted: OperationFilter, before: int | None = None, size: int = 50
     ) -> Page[Operation]:
         """Newest first, in order of acceptance; `next` is a number for `before`."""
-        raise NotImplementedError
+        query = select(operations).where(*_matches(wanted)).order_by(operations.c.ordinal.desc())
+        if before is not None:
+            query = query.where(operations.c.ordinal < before)
+
+        async def look(connection: AsyncConnection) -> Page[Operation]:
+            rows = (await connection.execute(query.limit(size + 1))).all()
+            return page_of(rows, size, operation_of, lambda row: row.ordinal)
+
+        return await self._database.read(look)
 
     async def record(
         self,
@@ -59,8 +188,122 @@ class Operations:
         sequence of `before`, or when the lease has gone to another holder or was released;
         EngineBusy when a queued operation would run beside another exclusive one.
         """
-        raise NotImplementedError
+        if before.state.terminal or before.id != advanced.operation.id:
+            raise ValueError("a step leads on from an open operation to the same one")
+        for _ in range(_RACES):
+            try:
+                return await self._database.write(
+                    lambda write: self._record(write, before, advanced, lease, audit)
+                )
+            except SlotTaken:
+                continue
+        raise LedgerUnavailable("too many orders for this engine at once")
+
+    async def _record(
+        self,
+        write: Write,
+        before: Operation,
+        advanced: Advanced,
+        lease: Lease | None,
+        audit: AuditEntry | None,
+    ) -> Operation:
+        after = advanced.operation
+        if lease is not None and not await leasing.hold(write, lease):
+            raise Superseded("the lease of the engine is gone", operation_id=before.id)
+        if before.kind.exclusive and before.state not in SLOT_STATES and after.state in SLOT_STATES:
+            holder = await _slot_holder(write.connection, before.engine_id)
+            if holder is not None:
+                raise EngineBusy(operation_id=holder)
+        step = (
+            update(operations)
+            .where(
+                operations.c.id == before.id,
+                operations.c.state == before.state.value,
+                operations.c.sequence == before.sequence,
+                operations.c.engine_sequence == before.engine_sequence,
+            )
+            .values(changing_values(after))
+        )
+        with violations():
+            if (await write.connection.execute(step)).rowcount == 0:
+                raise Superseded(
+                    "the operation has gone on in the meantime", operation_id=before.id
+                )
+            if advanced.event is not None:
+                await append(write, advanced.event, before.kind)
+        if audit is not None:
+            await auditing.write_entry(write, audit)
+        return after
 
     async def open_ones(self, engine_id: str | None = None) -> tuple[Operation, ...]:
         """All that have not ended, oldest first."""
-        raise NotImplementedError
+        query = select(operations).where(~ENDED).order_by(operations.c.ordinal)
+        if engine_id is not None:
+            query = query.where(operations.c.engine_id == engine_id)
+
+        async def look(connection: AsyncConnection) -> tuple[Operation, ...]:
+            return tuple(operation_of(row) for row in await connection.execute(query))
+
+        return await self._database.read(look)
+
+
+def _matches(wanted: OperationFilter) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if wanted.engine_id is not None:
+        conditions.append(operations.c.engine_id == wanted.engine_id)
+    if wanted.kinds:
+        conditions.append(operations.c.kind.in_([kind.value for kind in sorted(wanted.kinds)]))
+    if wanted.states:
+        conditions.append(operations.c.state.in_([state.value for state in sorted(wanted.states)]))
+    if wanted.subject is not None:
+        conditions.append(operations.c.subject == wanted.subject)
+    if wanted.since is not None:
+        conditions.append(operations.c.created_at >= wanted.since)
+    return conditions
+
+
+async def _find(connection: AsyncConnection, operation_id: str) -> Operation | None:
+    query = select(operations).where(operations.c.id == operation_id)
+    row = (await connection.execute(query)).one_or_none()
+    return None if row is None else operation_of(row)
+
+
+async def _existing(connection: AsyncConnection, operation_id: str) -> Operation:
+    """One that a foreign key names."""
+    found = await _find(connection, operation_id)
+    assert found is not None
+    return found
+
+
+async def _known(
+    connection: AsyncConnection, actor: Actor, key: str, now: datetime
+) -> KeyRecord | None:
+    """The record of a key. One whose operation is open does not expire."""
+    scope = actor_values(actor) | {"key": key}
+    query = (
+        select(idempotency_keys.c.fingerprint, idempotency_keys.c.operation_id)
+        .join(operations, operations.c.id == idempotency_keys.c.operation_id)
+        .where(
+            *(idempotency_keys.c[name] == value for name, value in scope.items()),
+            or_(idempotency_keys.c.expires_at > now, ~ENDED),
+        )
+    )
+    row = (await connection.execute(query)).one_or_none()
+    return None if row is None else KeyRecord(row.fingerprint, row.operation_id)
+
+
+async def _slot_holder(connection: AsyncConnection, engine_id: str) -> str | None:
+    query = select(operations.c.id).where(operations.c.engine_id == engine_id, HOLDS_SLOT)
+    return (await connection.execute(query)).scalar_one_or_none()
+
+
+async def _require_engine(write: Write, engine_id: str) -> None:
+    """Raises UnknownEngine. Until the commit the engine cannot be removed: removing locks the
+    same row for itself, and then looks for open operations."""
+    query = (
+        select(engines.c.id)
+        .where(engines.c.id == engine_id, engines.c.removed_at.is_(None))
+        .with_for_update(read=True)
+    )
+    if (await write.connection.execute(query)).one_or_none() is None:
+        raise UnknownEngine("there is no such engine")

