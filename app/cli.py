@@ -1,0 +1,76 @@
+"""The `chadburn` command: all its verbs, and how errors of theirs reach the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from app import __version__
+from app.commands import engines, operations, orders
+from app.commands.demonstration import demo, dev_issuer
+from app.commands.ending import CommandFailed, Exit
+from app.commands.generating import generate
+from app.commands.serving import db, serve
+from app.commands.tokens import token
+
+SERVING, ORDERS, LOOKING, TRYING = "Serve", "Give orders", "Look", "Try it out"
+
+app = typer.Typer(
+    name="chadburn",
+    help="Engine-order telegraph for LLM inference engines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"chadburn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Engine-order telegraph for LLM inference engines.
+
+    Exit codes: 0 done, 2 usage, 3 failed, 4 cancelled, 5 outcome not known, 6 refused,
+    7 unreachable, 1 a fault of this program.
+    """
+
+
+app.command(rich_help_panel=TRYING)(demo)
+app.command("dev-issuer", hidden=True)(dev_issuer)
+app.command(rich_help_panel=TRYING)(token)
+app.command(rich_help_panel=TRYING)(generate)
+app.command(rich_help_panel=SERVING)(serve)
+app.command(rich_help_panel=ORDERS)(orders.pause)
+app.command(rich_help_panel=ORDERS)(orders.resume)
+app.command(rich_help_panel=ORDERS)(orders.flush)
+app.command(rich_help_panel=ORDERS)(orders.abort)
+app.add_typer(db, name="db", rich_help_panel=SERVING)
+app.add_typer(engines.app, name="engines", rich_help_panel=LOOKING)
+app.add_typer(operations.app, name="ops", rich_help_panel=LOOKING)
+
+
+def main() -> None:
+    """Never a traceback for what a user can mend: one line and a documented code."""
+    try:
+        app()
+    except CommandFailed as failed:
+        print(f"chadburn: {failed.line}", file=sys.stderr)
+        sys.exit(failed.exit)
+    except KeyboardInterrupt:
+        print("chadburn: interrupted", file=sys.stderr)
+        sys.exit(Exit.INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""`chadburn engines`: the fleet as the gateway knows it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from app.commands.ending import usage
+from app.commands.http import Json, connected
+from app.commands.orders import EngineId, engine_path
+from app.commands.printing import show, table
+from app.commands.target import DEMO_DIR, DemoDir, Token, Url, gateway
+from app.domain.engine import Dialect
+
+app = typer.Typer(help="List, look at and register engines.", no_args_is_help=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+
+
+@app.command("list")
+def list_engines(
+    label: Annotated[
+        list[str] | None, typer.Option(help="Only those with this label, as name=value.")
+    ] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    token: Token = None,
+    demo_dir: DemoDir = DEMO_DIR,
+) -> None:
+    """All engines in the register."""
+    with connected(gateway(url, token, demo_dir)) as calls:
+        found = list(calls.pages("/v1/engines", label=label))
+    if as_json:
+        show({"items": found})
+        return
+    heads = ("ENGINE", "DIALECT", "HEALTH", "ADMISSION", "PAUSE", "REVISION", "RUNNING")
+    print(table([_row(engine) for engine in found], heads))
+
+
+@app.command("get")
+def get_engine(
+    engine: EngineId,
+    url: Url = None,
+    token: Token = None,
+    demo_dir: DemoDir = DEMO_DIR,
+) -> None:
+    """One engine with everything that is known of it, as JSON."""
+    with connected(gateway(url, token, demo_dir)) as calls:
+        show(calls.get(engine_path(engine)))
+
+
+@app.command("register")
+def register_engine(
+    engine: EngineId,
+    admin: Annotated[str, typer.Option(help="Address that takes orders: host:port or unix:/path.")],
+    control: Annotated[str, typer.Option(help="Address that is read: host:port or unix:/path.")],
+    dialect: Annotated[Dialect, typer.Option(help="What it speaks.")] = Dialect.OPENENGINE,
+    server_name: Annotated[
+        str | None, typer.Option(help="Name that its certificate must show.")
+    ] = None,
+    credential: Annotated[
+        str | None, typer.Option(help="Name of the credential in the gateway's settings.")
+    ] = None,
+    label: Annotated[list[str] | None, typer.Option(help="name=value, once per label.")] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    token: Token = None,
+    demo_dir: DemoDir = DEMO_DIR,
+) -> None:
+    """Tell the gateway of an engine."""
+    body = registration(
+        engine,
+        dialect=dialect,
+        admin=admin,
+        control=control,
+        server_name=server_name,
+        credential=credential,
+        labels=dict(_pair(text) for text in label or []),
+    )
+    with connected(gateway(url, token, demo_dir)) as calls:
+        made = calls.post("/v1/engines", body)
+    if as_json:
+        show(made)
+    else:
+        print(f"{made['id']}  registered  health {made['health']['state']}")
+
+
+def registration(
+    engine: str,
+    *,
+    dialect: Dialect,
+    admin: str,
+    control: str,
+    server_name: str | None,
+    credential: str | None,
+    labels: dict[str, str],
+) -> Json:
+    """Body of POST /v1/engines."""
+    body: Json = {
+        "id": engine,
+        "dialect": dialect.value,
+        "members": [{"rank": 0, "admin": admin, "control": control}],
+        "labels": labels,
+    }
+    names = {"server_name": server_name, "credential": credential}
+    tls = {name: value for name, value in names.items() if value is not None}
+    return body | {"tls": tls} if tls else body
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise usage("a label is name=value")
+    return name, value
+
+
+def _row(engine: Json) -> list[Any]:
+    facts = engine.get("facts") or {}
+    pause = facts.get("pause")
+    revision = engine.get("revision")
+    return [
+        engine["id"],
+        engine["dialect"],
+        (engine.get("health") or {}).get("state"),
+        facts.get("admission"),
+        f"{pause['mode']} epoch {pause['epoch']}" if pause else None,
+        f"r{revision}" if revision is not None else None,
+        engine.get("running_operation"),
+    ]

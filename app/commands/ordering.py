@@ -1,0 +1,134 @@
+"""What all order verbs share: their common options, and giving and following one order."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from app.commands.ending import CommandFailed, OutcomeLost
+from app.commands.following import StreamEvent, follow
+from app.commands.http import Gateway, Json, connected
+from app.commands.printing import event_line, exit_of, operation_line, show
+from app.commands.target import DEMO_DIR, DemoDir, Token, Url, gateway
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One order: where it is posted, with which body. `revision`: the one it was decided on."""
+
+    path: str
+    body: Json
+    revision: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How an order is given, whatever it is."""
+
+    wait: bool
+    timeout_s: float
+    as_json: bool
+    key: str | None
+    reason: str | None
+    dry_run: bool
+    deadline_ms: int | None
+    revision: int | None
+
+
+def manner(
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the operation to its end.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that --wait waits.")] = 600.0,
+    as_json: Annotated[bool, typer.Option("--json", help="The operation as JSON.")] = False,
+    key: Annotated[str | None, typer.Option(help="Idempotency key; else a new one.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Kept with operation and audit.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all, order nothing.")] = False,
+    deadline_ms: Annotated[int | None, typer.Option(min=1, help="Longest it may take.")] = None,
+    if_revision: Annotated[
+        int | None, typer.Option(min=0, help="Refuse unless the engine is at this revision.")
+    ] = None,
+) -> Manner:
+    return Manner(
+        wait=wait,
+        timeout_s=timeout,
+        as_json=as_json,
+        key=key,
+        reason=reason,
+        dry_run=dry_run,
+        deadline_ms=deadline_ms,
+        revision=if_revision,
+    )
+
+
+def target(url: Url = None, token: Token = None, demo_dir: DemoDir = DEMO_DIR) -> Any:
+    return gateway(url, token, demo_dir)
+
+
+def verb(decide: Callable[..., Order]) -> Callable[..., None]:
+    """A command from a function of (gateway, its own options) that decides the order.
+
+    The command has the options of `manner` and `target` besides, without each verb repeating them.
+    """
+
+    own, common, where = (
+        inspect.signature(function, eval_str=True).parameters
+        for function in (decide, manner, target)
+    )
+
+    @wraps(decide)
+    def command(**given: Any) -> None:
+        how = manner(**{name: given.pop(name) for name in common})
+        with connected(target(**{name: given.pop(name) for name in where})) as calls:
+            give(calls, decide(calls, **given), how)
+
+    options = [*list(own.values())[1:], *common.values(), *where.values()]
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [option.replace(kind=keyword_only) for option in options]
+    )
+    return command
+
+
+def give(calls: Gateway, order: Order, how: Manner) -> None:
+    """Raises typer.Exit with the code of the outcome, or CommandFailed."""
+    common = {"reason": how.reason, "deadline_ms": how.deadline_ms}
+    body = order.body | {name: value for name, value in common.items() if value is not None}
+    headers: dict[str, str] = {}
+    revision = how.revision if how.revision is not None else order.revision
+    if revision is not None:
+        headers["if-match"] = f'"r{revision}"'
+    if how.dry_run:
+        show(calls.post(order.path, {**body, "dry_run": True}, headers))
+        return
+    key = how.key or str(uuid.uuid4())
+    operation = _accepted(calls, order.path, body, headers | {"idempotency-key": key}, key)
+    if how.wait and not operation["done"]:
+        operation = follow(
+            calls, operation["id"], timeout_s=how.timeout_s, tell=_teller(how.as_json)
+        )
+    if how.as_json:
+        show(operation)
+    else:
+        print(operation_line(operation))
+    raise typer.Exit(exit_of(operation))
+
+
+def _accepted(calls: Gateway, path: str, body: Json, headers: dict[str, str], key: str) -> Json:
+    try:
+        return calls.post(path, body, headers)
+    except OutcomeLost as lost:
+        line = f"{lost.line}; whether it was taken is not known, so repeat it with --key {key}"
+        raise CommandFailed(lost.exit, line) from lost
+
+
+def _teller(as_json: bool) -> Callable[[StreamEvent], None]:
+    """Progress goes to stderr, so that stdout holds the outcome alone."""
+    if as_json:
+        return lambda _event: None
+    return lambda event: print(event_line(event), file=sys.stderr, flush=True)

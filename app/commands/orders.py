@@ -1,0 +1,95 @@
+"""The order verbs: pause, resume, flush, abort."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from app.commands.ending import CommandFailed, Exit, usage
+from app.commands.http import Gateway, Json
+from app.commands.ordering import Order, verb
+from app.commands.printing import note
+from app.domain.kinds import CacheKind, NewRequests, PauseMode
+
+EngineId = Annotated[str, typer.Argument(metavar="ENGINE", help="Id of the engine.")]
+
+
+def engine_path(engine: str, rest: str = "") -> str:
+    if engine in {"", ".", ".."} or "/" in engine:
+        raise usage("an engine's id is not empty and has no slash")
+    return f"/v1/engines/{quote(engine, safe='')}{rest}"
+
+
+@verb
+def pause(
+    _gateway: Gateway,
+    engine: EngineId,
+    mode: Annotated[PauseMode, typer.Option(help="What becomes of the work in flight.")],
+    new_requests: Annotated[
+        NewRequests, typer.Option(help="What becomes of requests that come meanwhile.")
+    ] = NewRequests.HOLD,
+    hold_limit_ms: Annotated[
+        int | None, typer.Option(min=1, help="Longest a request is held.")
+    ] = None,
+) -> Order:
+    """Close an engine's admission; what runs is drained, aborted or kept for later."""
+    body: Json = {"mode": mode.value, "new_requests": new_requests.value}
+    if hold_limit_ms is not None:
+        body["hold_limit_ms"] = hold_limit_ms
+    return Order(engine_path(engine, "/pause"), body)
+
+
+@verb
+def resume(
+    gateway: Gateway,
+    engine: EngineId,
+    pause_epoch: Annotated[
+        int | None, typer.Option(min=1, help="The pause to lift; else the one now in force.")
+    ] = None,
+) -> Order:
+    """Open an engine's admission again.
+
+    Without --pause-epoch the pause in force is read from the engine's facts and shown, and the
+    order holds only while the engine is still at the revision that was read.
+    """
+    path = engine_path(engine, "/resume")
+    if pause_epoch is not None:
+        return Order(path, {"pause_epoch": pause_epoch})
+    found = gateway.get(engine_path(engine))
+    in_force = (found.get("facts") or {}).get("pause")
+    if not in_force:
+        raise CommandFailed(Exit.REFUSED, f"engine {engine} is not paused, as far as is known")
+    epoch, revision = int(in_force["epoch"]), found.get("revision")
+    note(f"lifting pause {epoch} ({in_force['mode']}, by {in_force['by']}) at revision {revision}")
+    return Order(path, {"pause_epoch": epoch}, revision)
+
+
+@verb
+def flush(
+    _gateway: Gateway,
+    engine: EngineId,
+    cache: Annotated[
+        list[CacheKind] | None, typer.Option(help="Which cache, once per cache; else prefix.")
+    ] = None,
+) -> Order:
+    """Empty an engine's caches."""
+    named = [kind.value for kind in cache or [CacheKind.PREFIX]]
+    return Order(engine_path(engine, "/flush-caches"), {"caches": named})
+
+
+@verb
+def abort(
+    _gateway: Gateway,
+    engine: EngineId,
+    request_ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[REQUEST]...", help="Requests to end.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="End all of them.")] = False,
+) -> Order:
+    """End requests of an engine before their time."""
+    if everything == bool(request_ids):
+        raise usage("name the requests to end, or say --all")
+    body: Json = {"all": True} if everything else {"request_ids": request_ids}
+    return Order(engine_path(engine, "/abort-requests"), body)

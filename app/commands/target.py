@@ -1,0 +1,96 @@
+"""Which gateway and engine a command talks to, and with which token.
+
+Flags come first, then the environment, then a demo that runs here: its ready file names all of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from app.commands.ending import CommandFailed, Exit, usage
+
+DEMO_DIR = Path(".data/demo")
+READY_FILE = "ready.json"
+
+Url = Annotated[
+    str | None, typer.Option("--url", envvar="CHADBURN_URL", help="Address of the gateway.")
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        envvar="CHADBURN_TOKEN",
+        help="Bearer token. The variable is better: others can read the arguments of a process.",
+    ),
+]
+DemoDir = Annotated[
+    Path,
+    typer.Option(
+        "--demo-dir", envvar="CHADBURN_DEMO__DIR", help="Where a running demo keeps its data."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What a demo writes once all of it answers. Tokens by role."""
+
+    base_url: str
+    issuer: str
+    engine: str
+    inference_address: str
+    admin_address: str
+    tokens: Mapping[str, str] = field(repr=False)
+    data_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A base URL without the slash at its end, and the token that goes there and nowhere else."""
+
+    url: str
+    token: str = field(repr=False)
+
+
+def read_ready(directory: Path) -> Ready | None:
+    """None: no demo is ready there. CommandFailed for a file that cannot be read."""
+    path = directory / READY_FILE
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        return Ready(
+            base_url=str(found["base_url"]),
+            issuer=str(found["issuer"]),
+            engine=str(found["engine"]),
+            inference_address=str(found["inference_address"]),
+            admin_address=str(found["admin_address"]),
+            tokens={str(role): str(token) for role, token in found["tokens"].items()},
+            data_dir=Path(found["data_dir"]),
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        line = f"{path} cannot be read as a demo's ready file ({type(error).__name__})"
+        raise CommandFailed(Exit.USAGE, line) from error
+
+
+def gateway(url: str | None, token: str | None, demo_dir: Path) -> Target:
+    """Raises CommandFailed where something is missing."""
+    base = url.rstrip("/") if url else None
+    if base is not None and not base.startswith(("http://", "https://")):
+        raise usage("--url needs http:// or https:// in front")
+    if base is not None and token:
+        return Target(base, token)
+    ready = read_ready(demo_dir)
+    if ready is None:
+        missing = "--url and --token" if not (base or token) else "--token" if base else "--url"
+        raise usage(f"give {missing}; no demo is ready in {demo_dir} whose address could serve")
+    # The demo's operator token is for the demo's own gateway and for no other address.
+    if base is not None and base != ready.base_url.rstrip("/"):
+        raise usage("give --token: the demo that runs here has another address than --url")
+    return Target(ready.base_url.rstrip("/"), token or ready.tokens["operator"])
