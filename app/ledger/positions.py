@@ -36,9 +36,10 @@ from app.ledger.tables import MAX_POSITION, events, ledger
 _FAMILY = 0x4342
 _KEY_OF_FAMILY = _FAMILY << 48
 
-_LAST = "CASE WHEN is_called THEN last_value ELSE 0 END FROM events_position_seq"
+_LAST = "CASE WHEN is_called THEN last_value ELSE 0 END"
+_SEQUENCE = "events_position_seq"
 
-LAST_TAKEN = f"SELECT {_LAST}"
+LAST_TAKEN = f"SELECT {_LAST} FROM {_SEQUENCE}"  # noqa: S608 (constants of this module)
 """Step 1."""
 
 OLDEST_WRITER = f"""
@@ -46,10 +47,12 @@ SELECT min((classid::bigint << 32 | objid::bigint) & {MAX_POSITION})
 FROM pg_locks
 WHERE locktype = 'advisory' AND objsubid = 1 AND classid::bigint >> 16 = {_FAMILY}
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-"""  # noqa: S608 (two constants of this module)
+"""  # noqa: S608 (constants of this module)
 """Step 2; NULL where nobody writes."""
 
-_ENTER = text(f"SELECT pg_advisory_xact_lock_shared({_KEY_OF_FAMILY} + {_LAST})")
+_ENTER = text(
+    f"SELECT pg_advisory_xact_lock_shared({_KEY_OF_FAMILY} + {_LAST}) FROM {_SEQUENCE}"  # noqa: S608
+)
 _LAST_TAKEN = text(LAST_TAKEN)
 _OLDEST_WRITER = text(OLDEST_WRITER)
 _LAST_ON_SQLITE = text("SELECT seq FROM sqlite_sequence WHERE name = 'events'")
