@@ -21,7 +21,7 @@ import httpx2
 from authlib.common.errors import AuthlibBaseError
 from authlib.integrations.httpx_client import AsyncOAuth2Client
 
-from app.backends.reach import OutOfReach, ReachPolicy, parse_address
+from app.backends.reach import names_host, parse_address
 from app.clock import Clock
 from app.domain.errors import FieldFault, InvalidArgument
 
@@ -72,17 +72,15 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CredentialSettings:
-    """One entry. `hosts`, `cidrs`, `socket_dirs` as in the reach policy, within which they narrow;
-    all empty: wherever the gateway may connect. `server_name`: what the engine's certificate
-    must say, whatever the registration asks for."""
+    """One entry. `bound_to`: host names (`*.example` for those below it), IP literals and socket
+    paths of engines that may be shown it; empty: any within the gateway's reach. `server_name`:
+    what the engine's certificate must say, whatever the registration asks for."""
 
     bearer_file: Path | None = None
     oauth: OAuthClientSettings | None = None
     tls: TlsFiles | None = None
     server_name: str | None = None
-    hosts: tuple[str, ...] = ()
-    cidrs: tuple[str, ...] = ()
-    socket_dirs: tuple[str, ...] = ()
+    bound_to: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.bearer_file is not None and self.oauth is not None:
@@ -238,18 +236,16 @@ class Credentials:
 
 
 def _check_bound(entry: CredentialSettings, address: str) -> None:
-    if not (entry.hosts or entry.cidrs or entry.socket_dirs):
+    if not entry.bound_to:
         return
-    bound = ReachPolicy(
-        hosts=entry.hosts,
-        cidrs=entry.cidrs if parse_address(address).ip is not None else (),
-        socket_dirs=entry.socket_dirs,
-        allow_plaintext_beyond_loopback=True,
-    )
-    try:
-        bound.check(address, encrypted=True)
-    except OutOfReach:
-        raise _fault("/tls/credential", "this credential is bound to other addresses") from None
+    parsed = parse_address(address)
+    if parsed.socket:
+        # As it is written: the reach policy has resolved its links for the gateway as a whole.
+        allowed = parsed.socket in entry.bound_to
+    else:
+        allowed = names_host(entry.bound_to, parsed.host)
+    if not allowed:
+        raise _fault("/tls/credential", "this credential is bound to other addresses")
 
 
 def _fault(pointer: str, detail: str) -> InvalidArgument:

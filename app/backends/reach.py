@@ -95,7 +95,7 @@ class ReachPolicy:
             self.check_socket(parsed.socket)
         elif parsed.ip is not None:
             self.check_ip(parsed, parsed.ip, encrypted=encrypted)
-        elif not self._names(parsed.host):
+        elif not names_host(self.hosts, parsed.host):
             raise OutOfReach("this address is not on the list of engine addresses")
         elif not encrypted and parsed.host != "localhost":
             # The name may turn out to be loopback; only the resolved address shows it.
@@ -127,18 +127,18 @@ class ReachPolicy:
                 return
         raise OutOfReach("this socket is not in a folder for engine sockets")
 
-    def _names(self, host: str) -> bool:
-        return any(
-            host.endswith(allowed[1:].lower())
-            if allowed.startswith("*.")
-            else host == allowed.lower()
-            for allowed in self.hosts
-        )
-
     def _check_plaintext(self, ip: IpAddress | None) -> None:
         if self.allow_plaintext_beyond_loopback or (ip is not None and ip.is_loopback):
             return
         raise OutOfReach("an engine beyond loopback must be reached through TLS")
+
+
+def names_host(allowed: tuple[str, ...], host: str) -> bool:
+    """Whether the list has the host, literally or by `*.` and what it ends with."""
+    return any(
+        host.endswith(name[1:].lower()) if name.startswith("*.") else host == name.lower()
+        for name in allowed
+    )
 
 
 def _unmapped(ip: IpAddress) -> IpAddress:
