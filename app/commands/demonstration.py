@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from app.commands.ending import CommandFailed, Exit
-from app.commands.target import DEMO_DIR, DemoDir
+from app.commands.target import DEMO_DIR
 from app.demo.plan import (
     ADMIN_AUDIENCE,
     DEFAULT_PORT,
@@ -24,7 +24,9 @@ from app.demo.running import Running, run
 
 
 def demo(
-    data_dir: DemoDir = DEMO_DIR,
+    data_dir: Annotated[
+        Path, typer.Option(envvar="CHADBURN_DEMO__DIR", help="Data and logs; mode 0700.")
+    ] = DEMO_DIR,
     port: Annotated[
         int, typer.Option(help="Of the gateway; the next three are taken too. 0: free ones.")
     ] = DEFAULT_PORT,
