@@ -1,1 +1,1 @@
-"""The REST edge: parse, call, render."""
+"""The REST edge: routes, their shapes, event streams and problems."""

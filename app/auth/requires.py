@@ -1,0 +1,108 @@
+"""What a route needs, said in its signature.
+
+    async def pause(who: Annotated[Principal, Requires(Scope.PAUSE)], …)
+
+A route that is open to all says so too, with `dependencies=[Public]`. `need_of` reads either off
+the route, so that one which says nothing can be refused at start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from fastapi import Depends
+from starlette.requests import Request
+
+from app.auth.principal import Principal
+from app.auth.tokens.bearer import bearer_token
+from app.auth.tokens.errors import PermissionDenied
+from app.domain.scopes import Scope
+
+_READING = frozenset({Scope.READ, Scope.AUDIT})
+
+
+class ReadOnly(PermissionDenied):
+    """The gateway is set to answer questions and take no orders."""
+
+    reason = "GATEWAY_READ_ONLY"
+
+    def __init__(self) -> None:
+        super().__init__("This gateway is read only at present.")
+
+
+class Verifier(Protocol):
+    """What `app.auth.tokens.verifier.TokenVerifier` offers here."""
+
+    async def verify(self, token: str) -> Principal: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What decides who comes in; the application puts it into the state of each request as
+    `gate`."""
+
+    verifier: Verifier
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """All the scopes a route takes; none named: any caller who may administer at all."""
+
+    scopes: tuple[Scope, ...] = ()
+
+    async def __call__(self, request: Request) -> Principal:
+        return await self.admit(request)
+
+    async def admit(self, request: Request) -> Principal:
+        """Verify the caller's token and hold it to the scopes.
+
+        Called before the body is read and again when the signature is filled in; the second
+        time finds the principal in the request's own state. Nothing is kept between requests.
+
+        Raises TokenRefused, KeysUnavailable, InsufficientScope, ReadOnly.
+        """
+        gate = cast("Gate", request.state.gate)
+        known: Principal | None = getattr(request.state, "principal", None)
+        if known is None:
+            token = bearer_token(request.headers.getlist("authorization"))
+            known = await gate.verifier.verify(token)
+            request.state.principal = known
+        known.require(*self.scopes)
+        if gate.read_only and not _READING.issuperset(self.scopes):
+            raise ReadOnly
+        return known
+
+
+async def _nobody() -> None:
+    """The declaration of a route that takes no token."""
+
+
+Public = Depends(_nobody)
+
+
+def Requires(*scopes: Scope) -> Any:  # noqa: N802 - stands where a type's argument stands
+    """`Annotated[Principal, Requires(Scope.PAUSE)]`: the caller, who holds all of `scopes`."""
+    return Depends(Need(scopes))
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a route says about itself: a need, or public."""
+
+    need: Need | None
+
+
+def declared(calls: Iterable[Callable[..., Any] | None]) -> Declared | None:
+    """Read the declaration among a route's dependencies; None: it says nothing.
+
+    ValueError: it says two things, and which one holds would depend on their order.
+    """
+    found = [call for call in calls if isinstance(call, Need) or call is _nobody]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise ValueError("a route declares its need once")
+    return Declared(found[0] if isinstance(found[0], Need) else None)

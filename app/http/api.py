@@ -1,0 +1,126 @@
+"""The application as HTTP sees it: routers, layers around them, and what happens on failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse, Response
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from app import __version__
+from app.auth.requires import Public
+from app.clock import IdSource
+from app.http.failures import add_failure_handlers
+from app.http.middleware.context import Context
+from app.http.middleware.doors import Doors
+from app.http.openapi import add_openapi
+from app.http.route import EdgeRoute, refuse_undeclared
+from app.http.routers import (
+    audit,
+    discovery,
+    engines,
+    events,
+    health,
+    identity,
+    operations,
+    orders,
+    problem_pages,
+)
+from app.observability.metrics import Metrics
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[dict[str, Any]]]
+
+_ROUTERS = (
+    engines.router,
+    discovery.router,
+    orders.router,
+    operations.router,
+    events.router,
+    audit.router,
+    identity.router,
+    health.router,
+    problem_pages.router,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    """`trusted_proxies`: addresses and networks whose X-Forwarded-For is believed."""
+
+    allowed_hosts: tuple[str, ...]
+    max_body_bytes: int = 1 << 20
+    max_concurrent_requests: int = 256
+    trusted_proxies: tuple[str, ...] = ()
+    https: bool = False
+
+
+def build_api(
+    settings: ApiSettings,
+    *,
+    metrics: Metrics,
+    lifespan: Lifespan,
+    new_id: IdSource,
+    new_trace_id: Callable[[], str],
+) -> FastAPI:
+    """`lifespan` gives the state of each request: `rooms`, `gate` and `resource_metadata`.
+
+    Raises UndeclaredRoute.
+    """
+    app = FastAPI(
+        title="Chadburn",
+        version=__version__,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+        # Its records quote what was sent.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+        middleware=_layers(settings, metrics, new_id, new_trace_id),
+    )
+    for router in _ROUTERS:
+        # Each route as it is: an included router would wrap it, and `declares` be one step away.
+        app.router.routes.extend(router.routes)
+    app.router.routes.append(_openapi_route(app))
+    add_failure_handlers(app)
+    add_openapi(app)
+    refuse_undeclared(app)
+    return app
+
+
+def _layers(
+    settings: ApiSettings, metrics: Metrics, new_id: IdSource, new_trace_id: Callable[[], str]
+) -> list[Middleware]:
+    """Outermost first."""
+    layers = [
+        Middleware(
+            Context,
+            metrics=metrics,
+            new_id=new_id,
+            new_trace_id=new_trace_id,
+            https=settings.https,
+        ),
+        Middleware(
+            Doors,
+            allowed_hosts=settings.allowed_hosts,
+            max_body_bytes=settings.max_body_bytes,
+            max_concurrent=settings.max_concurrent_requests,
+        ),
+    ]
+    if settings.trusted_proxies:
+        trusted = list(settings.trusted_proxies)
+        layers.insert(0, Middleware(ProxyHeadersMiddleware, trusted_hosts=trusted))
+    return layers
+
+
+def _openapi_route(app: FastAPI) -> APIRoute:
+    async def openapi() -> Response:
+        return JSONResponse(app.openapi())
+
+    return EdgeRoute("/openapi.json", openapi, dependencies=[Public], include_in_schema=False)

@@ -1,0 +1,116 @@
+"""An order as it arrives: its headers read, its body turned into a command, and the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Header
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from app.auth.principal import Principal
+from app.domain.idempotency import fingerprint
+from app.domain.operation import Operation
+from app.http.bodies import OrderBody
+from app.http.negotiation import Preference, idempotency_key, preference_of
+from app.http.preconditions import expected_revision
+from app.http.records import actor_of, caller_of
+from app.http.replies import operation_reply
+from app.http.rooms import House, VisibleEngine
+from app.http.route import one_header
+from app.operations.orders import OrderRequest
+
+KeyHeader = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        description="1 to 128 printable ASCII characters, quoted or bare; new for each order. "
+        "Needed unless `dry_run`.",
+    ),
+]
+IfMatchHeader = Annotated[
+    str | None, Header(alias="If-Match", description='`"r7"`: refused with 412 at another revision')
+]
+PreferHeader = Annotated[
+    str | None, Header(alias="Prefer", description="`wait=N`, N ≤ 25: answer when it has ended")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderCall:
+    """One call of a route that takes orders for an engine."""
+
+    request: Request
+    house: House
+    engine: VisibleEngine
+    if_match: str | None
+    preference: Preference
+
+    async def give(self, body: OrderBody, who: Principal) -> Response:
+        """Judge it and take it on: 202, or 200 if it has ended within the time to wait; with
+        `dry_run` the plan."""
+        order = self._order(body, who)
+        if body.dry_run:
+            return JSONResponse(dict(await self.house.orders.plan(order)))
+        accepted = await self.house.orders.submit(order)
+        operation = await self._awaited(accepted.operation)
+        replayed = {} if accepted.fresh else {"Idempotency-Replayed": "true"}
+        return operation_reply(
+            operation, accepted=True, headers={**self.preference.headers, **replayed}
+        )
+
+    def _order(self, body: OrderBody, who: Principal) -> OrderRequest:
+        command = body.command()
+        expected = expected_revision(self.if_match, body.expected_revision)
+        key = None
+        if not body.dry_run:
+            key = idempotency_key(one_header(self.request, "idempotency-key"))
+        caller = caller_of(self.request, who, body.reason)
+        return OrderRequest(
+            engine_id=self.engine.id,
+            command=command,
+            actor=actor_of(who),
+            key=key,
+            fingerprint=self._fingerprint(body),
+            expected_revision=expected.revision,
+            revision_from_header=expected.from_header,
+            deadline_ms=body.deadline_ms,
+            reason=body.reason,
+            when_busy=body.when_busy,
+            request_id=caller.request_id,
+            trace_id=caller.trace_id,
+            source=caller.source,
+        )
+
+    def _fingerprint(self, body: OrderBody) -> str:
+        path = self.request.scope["route"].path.replace("{engine}", self.engine.id)
+        sent: dict[str, Any] = body.model_dump(mode="json", exclude_unset=True)
+        return fingerprint(self.request.method, path, sent, self.if_match)
+
+    async def _awaited(self, operation: Operation) -> Operation:
+        if operation.done or not self.preference.wait_s:
+            return operation
+        return await self.house.orders.wait(operation.id, float(self.preference.wait_s))
+
+
+def _order_call(
+    request: Request,
+    house: House,
+    engine: VisibleEngine,
+    key: KeyHeader = None,
+    if_match: IfMatchHeader = None,
+    prefer: PreferHeader = None,
+) -> OrderCall:
+    # Declared for the OpenAPI document; read from the request, where a second one is seen.
+    del key, if_match, prefer
+    return OrderCall(
+        request,
+        house,
+        engine,
+        one_header(request, "if-match"),
+        preference_of(request.headers.getlist("prefer")),
+    )
+
+
+Call = Annotated[OrderCall, Depends(_order_call)]

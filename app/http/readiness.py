@@ -1,0 +1,40 @@
+"""What readiness and the figures are made of."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from app.domain.errors import ChadburnError, Unavailable
+from app.http.refusals import Closing, EdgeRefusal
+from app.http.rooms import Rooms
+from app.ledger.values import EngineFilter
+
+_ENGINES_AT_MOST = 1000
+
+
+class NotReady(EdgeRefusal, Unavailable):
+    reason = "NOT_READY"
+    status: ClassVar[int] = 503
+
+    def __init__(self) -> None:
+        super().__init__("The ledger cannot be used at present.", retry_after_s=2)
+
+
+async def refuse_unless_ready(rooms: Rooms) -> None:
+    """Raises NotReady or Closing."""
+    if rooms.closing.is_set():
+        raise Closing
+    try:
+        await rooms.ledger.check()
+    except ChadburnError as error:
+        raise NotReady from error
+
+
+def issuers_degraded(rooms: Rooms) -> bool:
+    return not all(state.ok for state in rooms.issuer_states())
+
+
+async def exposition(rooms: Rooms) -> bytes:
+    """All figures, with engines and open operations as of now."""
+    engines = await rooms.ledger.engines.page(EngineFilter(), None, _ENGINES_AT_MOST)
+    return rooms.metrics.render(engines.items, await rooms.ledger.operations.open_ones())

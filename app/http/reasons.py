@@ -1,0 +1,268 @@
+"""What each reason means: the titles of problems, and the pages behind their `type`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """`title` stays the same for all problems of the reason. `todo`: what a caller can do."""
+
+    title: str
+    meaning: str
+    todo: str
+
+
+def slug_of(reason: str) -> str:
+    return reason.lower().replace("_", "-")
+
+
+def describe(reason: str) -> Reason:
+    """The catalogue's entry; a general one for a reason that an engine made up."""
+    return CATALOGUE.get(reason, _UNLISTED)
+
+
+_UNLISTED = Reason(
+    "Refused",
+    "The engine gave this reason itself; this release of the gateway has no page for it.",
+    "Look it up in the engine's documentation.",
+)
+
+_KEY = "Idempotency-Key"
+
+CATALOGUE: Mapping[str, Reason] = {
+    # requests
+    "INVALID_ARGUMENT": Reason(
+        "Invalid argument",
+        "A value is well formed but not possible here; `errors` says which and why.",
+        "Change it.",
+    ),
+    "SCHEMA_VIOLATION": Reason(
+        "The request does not fit the schema",
+        "A field or query parameter is missing, of the wrong type, out of its range, or unknown. "
+        "Unknown ones are refused because a misspelt option would otherwise be ignored.",
+        "See `errors` and the OpenAPI document.",
+    ),
+    "MALFORMED_JSON": Reason(
+        "The body is not JSON", "The body could not be parsed.", "Send one JSON object."
+    ),
+    "MALFORMED_REQUEST": Reason(
+        "Malformed request", "A header is not in its form, or is there twice.", "Correct it."
+    ),
+    "UNSUPPORTED_MEDIA_TYPE": Reason(
+        "Unsupported media type", "Bodies are JSON.", "Send `Content-Type: application/json`."
+    ),
+    "BODY_TOO_LARGE": Reason("The body is too large", "It is over the limit.", "Send less."),
+    "ROUTE_NOT_FOUND": Reason("Not found", "No such path.", "See the OpenAPI document."),
+    "METHOD_NOT_ALLOWED": Reason(
+        "Method not allowed", "The path is there, with other methods.", "See `Allow`."
+    ),
+    "NOT_ACCEPTABLE": Reason(
+        "Not acceptable", "No form that `Accept` names is offered here.", "Change `Accept`."
+    ),
+    "HOST_NOT_ALLOWED": Reason(
+        "Misdirected request",
+        "`Host` names a service this one is not. It guards browsers against rebound names.",
+        "Use the public address, or add the name to `allowed_hosts`.",
+    ),
+    "PAGE_TOKEN_INVALID": Reason(
+        "Page token not valid",
+        "It is damaged, or was given for other filters.",
+        "Send the filters that the first page had, or start again without a token.",
+    ),
+    "NOT_FOUND": Reason("Not found", "There is no such thing.", "Check the id."),
+    "ALREADY_EXISTS": Reason("Already exists", "It is there already.", "Read it."),
+    "ABORTED": Reason("Aborted", "Another change was quicker.", "Read again, decide again."),
+    "FAILED_PRECONDITION": Reason(
+        "Not possible in this state", "The state does not allow it.", "Change the state first."
+    ),
+    "RESOURCE_EXHAUSTED": Reason("Too much", "A limit is reached.", "Try again later."),
+    "UNIMPLEMENTED": Reason("Not implemented", "This is not offered.", "Look for another way."),
+    "UNAVAILABLE": Reason("Not available", "A part is out of reach.", "Try again later."),
+    "DEADLINE_EXCEEDED": Reason("Too late", "It took too long.", "See whether it took effect."),
+    "INTERNAL": Reason(
+        "Internal error",
+        "A defect of the gateway. Of a change that was under way it is not known whether it "
+        "took effect.",
+        f"Send an order again under the same `{_KEY}`; report the `request_id`.",
+    ),
+    "OVERLOADED": Reason("Too busy", "Too many requests are under way.", "Wait; try again."),
+    "TOO_MANY_STREAMS": Reason("Too many streams", "Too many are open.", "Close some; wait."),
+    "SHUTTING_DOWN": Reason("Shutting down", "The gateway is about to stop.", "Reconnect."),
+    "NOT_READY": Reason("Not ready", "The ledger cannot be used.", "Try again soon."),
+    # identity
+    "TOKEN_REFUSED": Reason("Token refused", "The token was not accepted.", "Get another."),
+    "TOKEN_MISSING": Reason(
+        "A token is required",
+        "No bearer token came with the request.",
+        "Send `Authorization: Bearer …`; the challenge says where tokens come from.",
+    ),
+    "TOKEN_INVALID": Reason("Token not valid", "The token is no good.", "Get another."),
+    "TOKEN_MALFORMED": Reason("Token malformed", "Not a signed JWT.", "Send the access token."),
+    "TOKEN_TOO_LARGE": Reason("Token too large", "Larger than taken here.", "Get a smaller one."),
+    "TOKEN_ISSUER_FOREIGN": Reason(
+        "Unknown issuer", "Its issuer is not trusted here.", "Use a configured issuer."
+    ),
+    "TOKEN_ALGORITHM_REFUSED": Reason(
+        "Algorithm refused",
+        "Signed with an algorithm not allowed for its issuer.",
+        "Set the issuer's algorithms.",
+    ),
+    "TOKEN_KEY_UNKNOWN": Reason(
+        "Unknown key", "Signed with a key the issuer does not publish.", "Get another token."
+    ),
+    "TOKEN_SIGNATURE_INVALID": Reason(
+        "Signature not valid", "The signature does not verify.", "Get another token."
+    ),
+    "TOKEN_TYPE_REFUSED": Reason(
+        "Not an access token", "Such as an ID or refresh token.", "Send the access token."
+    ),
+    "TOKEN_BOUND": Reason(
+        "Token bound to a key",
+        "A sender-constrained token is not a bearer token.",
+        "Get an unbound one.",
+    ),
+    "TOKEN_CLAIM_MISSING": Reason("Claim missing", "A needed claim is absent.", "See `detail`."),
+    "TOKEN_CLAIM_INVALID": Reason("Claim not valid", "A claim is unusable.", "See `detail`."),
+    "TOKEN_EXPIRED": Reason("Token expired", "Its time is over.", "Get a new one."),
+    "TOKEN_NOT_YET_VALID": Reason("Token not valid yet", "Its time is to come.", "Check clocks."),
+    "TOKEN_AUDIENCE_FOREIGN": Reason(
+        "Other audience", "The token was made for another service.", "Ask for our audience."
+    ),
+    "TOKEN_IN_QUERY": Reason(
+        "Token in the URL",
+        "URLs are written to logs and histories, so tokens in them are refused everywhere.",
+        "Revoke that token; send another in the Authorization header.",
+    ),
+    "ISSUER_UNAVAILABLE": Reason(
+        "Issuer out of reach",
+        "The issuer's keys cannot be had, so the token is neither good nor bad.",
+        "Try again after `Retry-After`.",
+    ),
+    "PERMISSION_DENIED": Reason("Not allowed", "You may not do this.", "Ask for permission."),
+    "INSUFFICIENT_SCOPE": Reason(
+        "Scope missing",
+        "The token is good and lacks a scope that this needs. Inference tokens hold none.",
+        "Get a token with the scope that the challenge names.",
+    ),
+    "GATEWAY_READ_ONLY": Reason(
+        "Read only", "The gateway is set to take no orders.", "Unset `read_only`."
+    ),
+    # keys, revisions
+    "IDEMPOTENCY_KEY_MISSING": Reason(
+        f"{_KEY} missing",
+        "An order without one could not be sent again safely.",
+        f"Send `{_KEY}` with a value of your own, new for each order; the same when repeating.",
+    ),
+    "IDEMPOTENCY_KEY_MALFORMED": Reason(
+        f"{_KEY} malformed", "1 to 128 printable ASCII characters.", "Change it."
+    ),
+    "IDEMPOTENCY_KEY_REUSED": Reason(
+        f"{_KEY} used for another request",
+        "The key stands for an order with another path, body or If-Match; `operation` names it.",
+        "Take a new key for a new order.",
+    ),
+    "CONFLICTING_REVISIONS": Reason(
+        "Two revisions", "If-Match and expected_revision differ.", "Send one."
+    ),
+    "MALFORMED_PRECONDITION": Reason(
+        "If-Match malformed", 'It takes one quoted tag such as "r7".', "Copy the `ETag`."
+    ),
+    "PRECONDITION_FAILED": Reason(
+        "If-Match does not match", "It names no state that this can be in.", "Read the `ETag`."
+    ),
+    "PRECONDITION_MISSING": Reason(
+        "If-Match required",
+        "Changes of a registration name the generation that they build on.",
+        "Read the engine; send its `generation` as `If-Match`.",
+    ),
+    "REVISION_MISMATCH": Reason(
+        "The engine has changed",
+        "Its revision is not the expected one. Nothing was sent to it.",
+        "Read the engine again and decide again.",
+    ),
+    "GENERATION_MISMATCH": Reason(
+        "The registration has changed", "Someone else changed it.", "Read it, decide again."
+    ),
+    "SUPERSEDED": Reason(
+        "Changed meanwhile", "The operation moved on while it was written.", "Try again."
+    ),
+    # engines, operations
+    "ENGINE_NOT_FOUND": Reason("No such engine", "Not registered, or removed.", "List them."),
+    "ENGINE_ALREADY_EXISTS": Reason(
+        "The id is taken", "Also ids of removed engines stay taken.", "Take another id."
+    ),
+    "ENGINE_BUSY": Reason(
+        "Another operation runs",
+        "At most one exclusive operation is open on an engine; `operation` names it.",
+        "Follow that one, or cancel it, then try again.",
+    ),
+    "ENGINE_UNREACHABLE": Reason(
+        "Engine out of reach", "It did not answer.", "Check the engine; try again."
+    ),
+    "ENGINE_FAULT": Reason("Engine fault", "The engine's answer is unusable.", "See its logs."),
+    "ENGINE_AUTH_REFUSED": Reason(
+        "The engine refused the gateway",
+        "The gateway's own credential was not accepted; yours is not concerned.",
+        "Correct `engine_credentials`.",
+    ),
+    "ENGINE_REPLY_MALFORMED": Reason(
+        "Engine reply malformed", "It does not follow the protocol.", "Check its release."
+    ),
+    "ENGINE_HAS_OPEN_OPERATION": Reason(
+        "An operation is open", "The engine cannot be removed now.", "Wait for it or cancel it."
+    ),
+    "OPERATION_NOT_FOUND": Reason("No such operation", "Never accepted here.", "Check the id."),
+    "OPERATION_ENDED": Reason("It has ended", "An end never changes.", "Read the operation."),
+    "NOT_CANCELLABLE": Reason(
+        "Not cancellable", "The engine does not offer to cancel this.", "Wait for its end."
+    ),
+    "STALE_PAUSE_EPOCH": Reason(
+        "Not the latest pause",
+        "A resume lifts the pause it names, and another one is in force.",
+        "Read the engine's pause and decide whether to lift that one.",
+    ),
+    "NOT_PAUSED": Reason("Not paused", "There is nothing to resume.", "Nothing."),
+    "DRAIN_RUNNING": Reason(
+        "A drain is running", "Resume does not break it.", "Cancel it or abort its requests."
+    ),
+    "REQUESTS_FROZEN": Reason(
+        "Requests are frozen", "A pause in mode keep holds them.", "Resume or abort them first."
+    ),
+    "RESOURCES_RELEASED": Reason(
+        "Resources are released", "It cannot serve without them.", "Restore them first."
+    ),
+    "WEIGHTS_NOT_VALID": Reason(
+        "Weights are not valid", "It cannot serve with them.", "Update the weights first."
+    ),
+    "UNSUPPORTED_OPERATION": Reason(
+        "Not offered by the engine", "See its capabilities.", "Use what it offers."
+    ),
+    "UNSUPPORTED_DIALECT": Reason(
+        "Dialect not supported", "This release does not speak it.", "Use `openengine`."
+    ),
+    "QUEUE_NOT_OFFERED": Reason(
+        "No queue", "Orders cannot be queued for it.", "Send the order when it is free."
+    ),
+    "TOO_MANY_OPERATIONS": Reason(
+        "Too many operations", "The store of operations is full.", "Try again later."
+    ),
+    # ledger
+    "LEDGER_UNAVAILABLE": Reason(
+        "The ledger does not answer",
+        "Of a change that was under way it is not known whether it was written.",
+        f"Send an order again under the same `{_KEY}`.",
+    ),
+    "LEDGER_IN_USE": Reason("The ledger is in use", "By another process.", "Stop that one."),
+    "LEDGER_SCHEMA_BEHIND": Reason(
+        "The ledger is of an older release", "It must be upgraded.", "`chadburn db upgrade`."
+    ),
+    "LEDGER_SCHEMA_AHEAD": Reason(
+        "The ledger is of a newer release", "This release does not know it.", "Upgrade this."
+    ),
+    "LEDGER_UPGRADE_BUSY": Reason(
+        "The ledger is being upgraded", "By another process.", "Wait; try again."
+    ),
+}

@@ -1,0 +1,126 @@
+"""What the edge writes into the audit: refusals that no use case saw, and reads of the audit.
+
+The use cases write down what they accept, refuse and end. Here is what never reached them.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from app.auth.principal import Principal
+from app.auth.tokens.errors import PermissionDenied, TokenRefused
+from app.clock import Clock
+from app.domain.errors import ChadburnError, Unavailable
+from app.domain.operation import Actor, JsonObject
+from app.http.rooms import Rooms, rooms_of
+from app.ledger.ledger import Ledger
+from app.ledger.values import AuditEntry
+from app.observability.log import logger
+from app.observability.refused_callers import RefusedCallers
+from app.operations.callers import Caller
+
+_READING = frozenset({"GET", "HEAD"})
+_log = logger("chadburn.audit")
+
+
+def actor_of(principal: Principal) -> Actor:
+    return Actor(principal.issuer, principal.subject, principal.client_id)
+
+
+def caller_of(request: Request, who: Principal, note: str | None = None) -> Caller:
+    """Who is behind this request, for a use case to write down. From here on the audit is that
+    use case's, also of a refusal."""
+    ids = request.state.ids
+    request.state.handed_over = True
+    return Caller(
+        actor=actor_of(who),
+        note=note,
+        request_id=ids.request_id,
+        trace_id=ids.trace_id,
+        source=request.state.source,
+    )
+
+
+async def record_read(request: Request, who: Principal, detail: JsonObject) -> None:
+    """That the audit was read. Raises LedgerUnavailable: what can't be written isn't shown."""
+    rooms = rooms_of(request)
+    await rooms.ledger.audit.append(
+        _entry(request, rooms.clock, who, outcome="allowed", reason=None, detail=detail)
+    )
+
+
+async def record_refusal(request: Request, error: ChadburnError) -> None:
+    """Write down a refusal of the edge. Never raises: the caller's answer is the same."""
+    rooms: Rooms | None = getattr(request.state, "rooms", None)
+    if rooms is None:
+        return
+    if isinstance(error, TokenRefused):
+        rooms.metrics.caller_refused(error.reason)
+        rooms.refused_callers.count(rooms.clock.now(), request.state.source, error.reason)
+        return
+    denied = isinstance(error, PermissionDenied)
+    if denied:
+        rooms.metrics.caller_refused(error.reason)
+    elif _is_read(request) or _is_handed_over(request) or isinstance(error, Unavailable):
+        return
+    who: Principal | None = getattr(request.state, "principal", None)
+    outcome = "denied" if denied else "refused"
+    entry = _entry(request, rooms.clock, who, outcome=outcome, reason=error.reason, detail={})
+    try:
+        await rooms.ledger.audit.append(entry)
+    except ChadburnError as failure:
+        _log.error("audit_not_written", exc_info=failure, outcome=outcome, reason=error.reason)
+
+
+async def record_refused_callers(
+    ledger: Ledger, callers: RefusedCallers, clock: Clock, *, all_of_them: bool
+) -> None:
+    """Write the folded 401s: of the minutes that are over, or at the end all of them."""
+    for calls in callers.take(None if all_of_them else clock.now()):
+        entry = AuditEntry(
+            at=calls.minute,
+            action="authenticate",
+            outcome="denied",
+            reason=max(calls.reasons, key=lambda reason: calls.reasons[reason]),
+            source=calls.source,
+            detail={"calls": sum(calls.reasons.values()), "reasons": dict(calls.reasons)},
+        )
+        try:
+            await ledger.audit.append(entry)
+        except ChadburnError as failure:
+            _log.error("audit_not_written", exc_info=failure, outcome="denied")
+
+
+def _is_read(request: Request) -> bool:
+    return request.method in _READING
+
+
+def _is_handed_over(request: Request) -> bool:
+    return bool(getattr(request.state, "handed_over", False))
+
+
+def _entry(
+    request: Request,
+    clock: Clock,
+    who: Principal | None,
+    *,
+    outcome: str,
+    reason: str | None,
+    detail: JsonObject,
+) -> AuditEntry:
+    ids = request.state.ids
+    engine = getattr(request.state, "engine", None)
+    operation = getattr(request.state, "operation", None)
+    return AuditEntry(
+        at=clock.now(),
+        action=getattr(request.scope.get("route"), "name", "unmatched"),
+        outcome=outcome,
+        actor=None if who is None else actor_of(who),
+        engine_id=None if engine is None else engine.id,
+        operation_id=None if operation is None else operation.id,
+        reason=reason,
+        request_id=ids.request_id,
+        trace_id=ids.trace_id,
+        source=request.state.source,
+        detail=detail,
+    )

@@ -1,0 +1,149 @@
+"""What can be wrong with a request as HTTP, before any use case is asked."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from app.domain.errors import (
+    ChadburnError,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+
+
+class EdgeRefusal(ChadburnError):
+    """Mixed into a branch of the domain's errors; `status` overrules the branch's status."""
+
+    status: ClassVar[int]
+    headers: ClassVar[dict[str, str]] = {}
+
+
+class MalformedRequest(EdgeRefusal, InvalidArgument):
+    reason = "MALFORMED_REQUEST"
+    status = 400
+
+
+class MalformedJson(EdgeRefusal, InvalidArgument):
+    reason = "MALFORMED_JSON"
+    status = 400
+
+
+class MalformedPrecondition(EdgeRefusal, InvalidArgument):
+    reason = "MALFORMED_PRECONDITION"
+    status = 400
+
+
+class PageTokenInvalid(EdgeRefusal, InvalidArgument):
+    reason = "PAGE_TOKEN_INVALID"
+    status = 400
+
+
+class TokenInQuery(EdgeRefusal, InvalidArgument):
+    """A query string ends in logs and histories, so a token in one is spent."""
+
+    reason = "TOKEN_IN_QUERY"
+    status = 400
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Tokens are taken from the Authorization header alone. Treat the one in the URL as "
+            "disclosed."
+        )
+
+
+class SchemaViolation(EdgeRefusal, InvalidArgument):
+    reason = "SCHEMA_VIOLATION"
+    status = 422
+
+
+class NotThere(EdgeRefusal, NotFound):
+    reason = "ROUTE_NOT_FOUND"
+    status = 404
+
+    def __init__(self) -> None:
+        super().__init__("There is nothing at this path.")
+
+
+class MethodRefused(EdgeRefusal, InvalidArgument):
+    reason = "METHOD_NOT_ALLOWED"
+    status = 405
+
+    def __init__(self, allowed: str) -> None:
+        super().__init__(f"Allowed here: {allowed}.")
+        self.allowed = allowed
+
+
+class NothingAcceptable(EdgeRefusal, InvalidArgument):
+    reason = "NOT_ACCEPTABLE"
+    status = 406
+
+    def __init__(self, offered: tuple[str, ...]) -> None:
+        super().__init__(f"Offered here: {', '.join(offered)}.")
+
+
+class PreconditionFailed(EdgeRefusal, FailedPrecondition):
+    """If-Match names something that cannot be the present state."""
+
+    reason = "PRECONDITION_FAILED"
+    status = 412
+
+
+class BodyTooLarge(EdgeRefusal, InvalidArgument):
+    reason = "BODY_TOO_LARGE"
+    status = 413
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"A body may have {limit_bytes} bytes.")
+
+
+class MediaTypeRefused(EdgeRefusal, InvalidArgument):
+    reason = "UNSUPPORTED_MEDIA_TYPE"
+    status = 415
+
+    def __init__(self) -> None:
+        super().__init__("A body must be application/json.")
+
+
+class HostRefused(EdgeRefusal, InvalidArgument):
+    """The Host header names another service: a rebound name, or a proxy set up wrongly."""
+
+    reason = "HOST_NOT_ALLOWED"
+    status = 421
+
+    def __init__(self) -> None:
+        super().__init__("This service does not answer to that host name.")
+
+
+class PreconditionMissing(EdgeRefusal, FailedPrecondition):
+    reason = "PRECONDITION_MISSING"
+    status = 428
+
+    def __init__(self) -> None:
+        super().__init__('Send If-Match with the generation you have read, such as "g3".')
+
+
+class TooManyStreams(EdgeRefusal, ResourceExhausted):
+    reason = "TOO_MANY_STREAMS"
+    status = 429
+
+    def __init__(self) -> None:
+        super().__init__("As many event streams are open as may be.", retry_after_s=5)
+
+
+class Overloaded(EdgeRefusal, Unavailable):
+    reason = "OVERLOADED"
+    status = 503
+
+    def __init__(self) -> None:
+        super().__init__("As many requests are under way as may be.", retry_after_s=1)
+
+
+class Closing(EdgeRefusal, Unavailable):
+    reason = "SHUTTING_DOWN"
+    status = 503
+
+    def __init__(self) -> None:
+        super().__init__("This gateway is shutting down.", retry_after_s=2)

@@ -1,0 +1,145 @@
+"""The register of engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.domain.engine import Engine, HealthState
+from app.domain.kinds import EngineRole
+from app.http.bodies import ChangeEngineBody, RegisterEngineBody
+from app.http.documents.engine import EngineDocument, EnginePage
+from app.http.paging import PageSize, PageToken, clamp, next_link, text_of, token_of
+from app.http.preconditions import expected_generation, revision_tag
+from app.http.records import caller_of
+from app.http.refusals import SchemaViolation
+from app.http.replies import problems, reply
+from app.http.rooms import House, VisibleEngine
+from app.http.route import EdgeRoute, one_header
+from app.http.routers.needs import MayManageEngines, MayRead
+from app.ledger.values import EngineFilter
+
+router = APIRouter(
+    prefix="/v1/engines", tags=["engines"], route_class=EdgeRoute, responses=problems()
+)
+
+Generation = Annotated[
+    str | None,
+    Header(alias="If-Match", description='`"g3"`: the `generation` that the change builds on'),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Which engines a list is of, as query and as filter."""
+
+    query: dict[str, Any]
+    wanted: EngineFilter
+
+
+def _listing(
+    label: Annotated[
+        list[str], Query(description="`name=value`; several: all of them", max_length=16)
+    ] = [],  # noqa: B006 - FastAPI copies it
+    role: Annotated[list[EngineRole], Query()] = [],  # noqa: B006
+    state: Annotated[list[HealthState], Query(description="Health")] = [],  # noqa: B006
+    version: Annotated[
+        str | None, Query(max_length=256, pattern=r"^[^\x00-\x1f]*$", description="Of the weights")
+    ] = None,
+) -> Listing:
+    pairs = [text.partition("=") for text in label]
+    if any(not name or not equals or "\x00" in value for name, equals, value in pairs):
+        raise SchemaViolation("A label filter is name=value.")
+    labels = {name: value for name, _, value in pairs}
+    if len(labels) != len(pairs):
+        raise SchemaViolation("A label filter names each label once.")
+    query = {"label": sorted(label), "role": sorted(role), "state": sorted(state)}
+    return Listing(
+        {**query, "version": version},
+        EngineFilter(
+            labels=labels, states=frozenset(state), roles=frozenset(role), version=version
+        ),
+    )
+
+
+@router.get("", response_model=EnginePage)
+async def list_engines(
+    who: MayRead,
+    house: House,
+    listing: Annotated[Listing, Depends(_listing)],
+    page_size: PageSize = 50,
+    page_token: PageToken = None,
+) -> Response:
+    """The engines as last read, by id."""
+    after = text_of(page_token, listing.query)
+    page = await house.ledger.engines.page(listing.wanted, after, clamp(page_size))
+    token = None if page.next is None else token_of(page.next, listing.query)
+    query = {**listing.query, "page_size": clamp(page_size)}
+    return reply(
+        EnginePage(items=[EngineDocument.of(e) for e in page.items], next_page_token=token),
+        headers=next_link("/v1/engines", query, token) if token else None,
+    )
+
+
+@router.post(
+    "", status_code=201, response_model=EngineDocument, responses=problems(409, 413, 415, 501)
+)
+async def register_engine(
+    who: MayManageEngines, house: House, request: Request, body: RegisterEngineBody
+) -> Response:
+    """Add an engine. Its addresses must lie within the gateway's `engine_reach`."""
+    caller = caller_of(request, who, body.reason)
+    engine = await house.fleet.register(body.draft(), caller)
+    return _engine_reply(engine, status=201, headers={"Location": f"/v1/engines/{engine.id}"})
+
+
+@router.get("/{engine}", response_model=EngineDocument, responses=problems(404))
+async def get_engine(who: MayRead, house: House, engine: VisibleEngine) -> Response:
+    """What it is and what is known of it. `ETag` stands for its administrative state."""
+    return _engine_reply(engine)
+
+
+@router.patch(
+    "/{engine}", response_model=EngineDocument, responses=problems(404, 412, 413, 415, 428)
+)
+async def change_engine(
+    who: MayManageEngines,
+    house: House,
+    request: Request,
+    engine: VisibleEngine,
+    body: ChangeEngineBody,
+    if_match: Generation = None,
+) -> Response:
+    """Change the registration. `If-Match: "g3"` is needed."""
+    expected = expected_generation(one_header(request, "if-match"))
+    caller = caller_of(request, who, body.reason)
+    return _engine_reply(await house.fleet.change(engine.id, body.change(), expected, caller))
+
+
+@router.delete("/{engine}", status_code=204, responses=problems(404, 409, 412, 428))
+async def remove_engine(
+    who: MayManageEngines,
+    house: House,
+    request: Request,
+    engine: VisibleEngine,
+    if_match: Generation = None,
+    reason: Annotated[
+        str | None, Query(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
+    ] = None,
+) -> Response:
+    """Take it off the register. Its history stays and its id is not used again."""
+    expected = expected_generation(one_header(request, "if-match"))
+    await house.fleet.remove(engine.id, expected, caller_of(request, who, reason))
+    return Response(status_code=204)
+
+
+def _engine_reply(
+    engine: Engine, *, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    tag = revision_tag(engine)
+    tagged = {} if tag is None else {"ETag": tag}
+    return reply(EngineDocument.of(engine), status=status, headers={**tagged, **(headers or {})})

@@ -1,0 +1,95 @@
+"""Who the caller is, and where tokens come from."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, Response
+
+from app.auth.principal import PrincipalKind
+from app.auth.requires import Public
+from app.domain.scopes import Scope
+from app.http.refusals import NotThere
+from app.http.replies import problems, reply
+from app.http.rooms import House, Rooms
+from app.http.route import EdgeRoute
+from app.http.routers.needs import MayAdminister
+
+router = APIRouter(tags=["identity"], route_class=EdgeRoute)
+
+METADATA_PATH = "/.well-known/oauth-protected-resource"
+_CACHED = {"Cache-Control": "public, max-age=300"}
+
+
+class MeDocument(BaseModel):
+    issuer: str
+    subject: str
+    client_id: str
+    kind: PrincipalKind
+    scopes: list[str]
+    expires_at: datetime
+
+
+class ResourceDocument(BaseModel):
+    """RFC 9728 section 2."""
+
+    resource: str
+    authorization_servers: list[str]
+    scopes_supported: list[str]
+    bearer_methods_supported: list[str]
+    resource_name: str
+    resource_documentation: str
+
+
+def metadata_url(base_url: str) -> str:
+    """Where the metadata of the resource `base_url` is: a path of it goes behind the well-known
+    one (RFC 9728 section 3.1)."""
+    parts = urlsplit(base_url)
+    return f"{parts.scheme}://{parts.netloc}{METADATA_PATH}{parts.path.rstrip('/')}"
+
+
+@router.get("/v1/me", response_model=MeDocument, responses=problems())
+async def read_me(who: MayAdminister) -> Response:
+    """The caller, as its token describes it."""
+    return reply(
+        MeDocument(
+            issuer=who.issuer,
+            subject=who.subject,
+            client_id=who.client_id,
+            kind=who.kind,
+            scopes=sorted(who.scopes),
+            expires_at=who.expires_at,
+        )
+    )
+
+
+@router.get(METADATA_PATH, response_model=ResourceDocument, dependencies=[Public])
+async def read_metadata(house: House) -> Response:
+    """Which issuers this gateway takes tokens from, and which scopes there are (RFC 9728)."""
+    return JSONResponse(_metadata(house, house.edge.base_url), headers=_CACHED)
+
+
+@router.get(METADATA_PATH + "/{path:path}", dependencies=[Public], include_in_schema=False)
+async def read_metadata_of_path(house: House, path: str) -> Response:
+    """The same for a resource with a path: the gateway's own, or its API."""
+    parts = urlsplit(house.edge.base_url)
+    if f"/{path}" not in {parts.path, f"{parts.path}/v1"}:
+        raise NotThere
+    return JSONResponse(
+        _metadata(house, f"{parts.scheme}://{parts.netloc}/{path}"), headers=_CACHED
+    )
+
+
+def _metadata(house: Rooms, resource: str) -> dict[str, Any]:
+    return ResourceDocument(
+        resource=resource,
+        authorization_servers=list(house.edge.authorization_servers),
+        scopes_supported=sorted(Scope),
+        bearer_methods_supported=["header"],
+        resource_name="Chadburn",
+        resource_documentation=f"{house.edge.base_url}/problems",
+    ).model_dump(mode="json")

@@ -1,0 +1,19 @@
+"""The callers that routes ask for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from app.auth.principal import Principal
+from app.auth.requires import Requires
+from app.domain.scopes import Scope
+
+MayRead = Annotated[Principal, Requires(Scope.READ)]
+MayManageEngines = Annotated[Principal, Requires(Scope.ENGINES)]
+MayFlush = Annotated[Principal, Requires(Scope.CACHE)]
+MayPause = Annotated[Principal, Requires(Scope.PAUSE)]
+MayAbort = Annotated[Principal, Requires(Scope.ABORT)]
+MayCancel = Annotated[Principal, Requires(Scope.CANCEL)]
+MayAudit = Annotated[Principal, Requires(Scope.AUDIT)]
+MayAdminister = Annotated[Principal, Requires()]
+"""Any admin scope will do."""

@@ -1,0 +1,59 @@
+"""Orders to an engine."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from app.http.bodies import AbortRequestsBody, FlushCachesBody, PauseBody, ResumeBody
+from app.http.calls import Call
+from app.http.documents.operation import OperationDocument
+from app.http.replies import problems
+from app.http.route import EdgeRoute
+from app.http.routers.needs import MayAbort, MayFlush, MayPause
+
+router = APIRouter(
+    prefix="/v1/engines/{engine}",
+    tags=["orders"],
+    route_class=EdgeRoute,
+    responses={
+        200: {
+            "description": "It had ended within the time to wait; or the plan of a `dry_run`",
+            "content": {
+                "application/json": {
+                    "schema": {
+                        "anyOf": [
+                            {"$ref": f"#/components/schemas/{OperationDocument.__name__}"},
+                            {"type": "object", "title": "Plan"},
+                        ]
+                    }
+                }
+            },
+        },
+        **problems(404, 409, 412, 413, 415, 429, 501, 502),
+    },
+)
+
+
+@router.post("/flush-caches", status_code=202, response_model=OperationDocument)
+async def flush_caches(who: MayFlush, call: Call, body: FlushCachesBody) -> Response:
+    """Drop what the named caches hold."""
+    return await call.give(body, who)
+
+
+@router.post("/pause", status_code=202, response_model=OperationDocument)
+async def pause(who: MayPause, call: Call, body: PauseBody) -> Response:
+    """Close admission, and finish, end or freeze what runs."""
+    return await call.give(body, who)
+
+
+@router.post("/resume", status_code=202, response_model=OperationDocument)
+async def resume(who: MayPause, call: Call, body: ResumeBody) -> Response:
+    """Lift the pause of that epoch, and no other."""
+    return await call.give(body, who)
+
+
+@router.post("/abort-requests", status_code=202, response_model=OperationDocument)
+async def abort_requests(who: MayAbort, call: Call, body: AbortRequestsBody) -> Response:
+    """End requests by id, or all of them. The result has an outcome for each."""
+    return await call.give(body, who)

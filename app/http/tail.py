@@ -1,0 +1,139 @@
+"""The newest events in memory, read once for all streams.
+
+Without it, each commit would send every open stream to the database. One reader follows the
+ledger and keeps the last few thousand events; a stream that is near the end reads here, and one
+that is further behind, or slow, reads the ledger at its own pace. So there is no buffer per
+stream that could overflow, and nothing is ever dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from app.domain.errors import ChadburnError
+from app.ledger.ledger import Ledger
+from app.ledger.values import EventFilter, StoredEvent
+from app.observability.log import logger
+
+_PAUSE_S = 0.5
+_EVERYTHING = EventFilter()
+_log = logger("chadburn.streams")
+
+
+class Tail:
+    """`position` is the ledger's position up to which everything is known here."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        kept: int = 4096,
+        batch: int = 500,
+        look_every_s: float = 5.0,
+        on_event: Callable[[StoredEvent], Awaitable[None]] | None = None,
+    ) -> None:
+        """`on_event` is told each event that commits while this process runs, in order."""
+        self._ledger = ledger
+        self._batch = batch
+        self._look_every_s = look_every_s
+        self._on_event = on_event
+        self._kept: deque[StoredEvent] = deque(maxlen=kept)
+        self._begin = 0  # everything behind it, up to `position`, is in `_kept`
+        self.position = 0
+        self._moved = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._begin = self.position = await self._ledger.events.horizon()
+        self._task = asyncio.create_task(self._follow(), name="event-tail")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def after(
+        self, position: int, wanted: EventFilter, limit: int = 500
+    ) -> tuple[tuple[StoredEvent, ...], int]:
+        """As `ledger.events.after`: the matching events behind `position`, and the horizon."""
+        if position < self._begin or wanted.kinds:
+            # An event does not say its operation's kind, so that filter is the database's.
+            return await self._ledger.events.after(position, wanted, limit)
+        newer: list[StoredEvent] = []
+        for stored in reversed(self._kept):  # a reader is near the end, or it is not here
+            if stored.position <= position:
+                break
+            if _matches(stored, wanted):
+                newer.append(stored)
+        newer.reverse()
+        if len(newer) > limit:
+            return tuple(newer[:limit]), newer[limit - 1].position
+        return tuple(newer), max(self.position, position)
+
+    async def moved_past(self, position: int, timeout_s: float) -> bool:
+        """Wait until something is known behind `position`, or someone woke all who wait; False:
+        the time is up.
+
+        Holds no connection. Nothing can fall between a read and this: it compares positions
+        before it waits, in one go of the event loop.
+        """
+        if self.position > position:
+            return True
+        moved = self._moved
+        try:
+            async with asyncio.timeout(timeout_s):
+                await moved.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def wake(self) -> None:
+        """Let everyone who waits look again, though nothing has moved."""
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def _follow(self) -> None:
+        with self._ledger.events.subscribe() as subscription:
+            while True:
+                try:
+                    if await self._take_batch():
+                        await subscription.changed(self._look_every_s)
+                except Exception as error:
+                    # Every stream hangs on this task, so it outlives what goes wrong in it. The
+                    # position has not moved past what was not read: nothing is lost.
+                    _log.warning("tail_interrupted", exc_info=error)
+                    await asyncio.sleep(_PAUSE_S)
+
+    async def _take_batch(self) -> bool:
+        """Read on once. True: that was all there is for now."""
+        events, horizon = await self._ledger.events.after(self.position, _EVERYTHING, self._batch)
+        for stored in events:
+            if len(self._kept) == self._kept.maxlen:
+                self._begin = self._kept[0].position
+            self._kept.append(stored)
+        if horizon > self.position:
+            self.position = horizon
+            self.wake()
+        for stored in events:
+            await self._tell(stored)
+        return len(events) < self._batch
+
+    async def _tell(self, stored: StoredEvent) -> None:
+        if self._on_event is None:
+            return
+        try:
+            await self._on_event(stored)
+        except ChadburnError as error:
+            _log.warning("event_not_counted", exc_info=error)
+
+
+def _matches(stored: StoredEvent, wanted: EventFilter) -> bool:
+    event = stored.event
+    return (
+        (wanted.engine_ids is None or event.engine_id in wanted.engine_ids)
+        and (wanted.operation_id is None or event.operation_id == wanted.operation_id)
+        and (not wanted.types or event.type in wanted.types)
+    )

@@ -1,0 +1,286 @@
+"""Everything that can be set, read once at start and frozen.
+
+Sources, the first that names a value wins: arguments, `CHADBURN_…` variables (`__` between the
+levels of a nested one; lists and tables as JSON), one TOML file. A key that nobody knows is an
+error in all of them: a misspelt safety setting must not silently be its default.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+from pydantic_settings import SettingsError as SourceError
+
+from app.domain.kinds import OperationKind
+
+PREFIX = "CHADBURN_"
+CONFIG_VARIABLE = "CHADBURN_CONFIG"
+
+# Read by other commands of the same program, so not misspellings of a setting.
+_FOR_OTHER_COMMANDS = frozenset({CONFIG_VARIABLE, "CHADBURN_URL", "CHADBURN_TOKEN"})
+_FOR_OTHER_PREFIXES = ("CHADBURN_ENGINE__", "CHADBURN_DEMO__", "CHADBURN_TEST_")
+
+Milliseconds = Annotated[int, Field(ge=1, le=24 * 3600 * 1000)]
+
+
+class SettingsError(Exception):
+    """One clear line about settings that must not be started with. Never quotes a value."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RoleMapSettings(_Section):
+    """`claim`: a path with dots, or a list of names. `scopes`: role to admin scopes."""
+
+    claim: str | tuple[str, ...]
+    scopes: dict[str, tuple[str, ...]]
+
+
+class IssuerSettings(_Section):
+    """One trusted issuer of tokens. `audience` None: the gateway's own `audience`."""
+
+    issuer: str
+    audience: str | None = None
+    inference_audiences: tuple[str, ...] = ()
+    jwks_uri: str | None = None
+    algorithms: tuple[str, ...] = ("RS256", "ES256")
+    profile: Literal["strict", "compatible"] = "strict"
+    scope_claims: tuple[str, ...] = ("scope",)
+    role_maps: tuple[RoleMapSettings, ...] = ()
+    role_use: Literal["cap", "add"] = "cap"
+    client_id_claims: tuple[str, ...] = ("client_id",)
+    leeway_s: int = 30
+
+
+class ReachSettings(_Section):
+    """Where engines may be. Nothing is reachable that is not named here."""
+
+    hosts: tuple[str, ...] = ()
+    cidrs: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
+    socket_dirs: tuple[Path, ...] = ()
+    allow_plaintext_beyond_loopback: bool = False
+
+
+class OAuthSettings(_Section):
+    """Client credentials grant. `parameters`: what the provider wants besides, such as
+    `resource` or `audience`."""
+
+    token_url: str
+    client_id: str
+    client_secret_file: Path
+    scope: str | None = None
+    parameters: dict[str, str] = Field(default_factory=dict)
+
+
+class TlsFilesSettings(_Section):
+    """PEM files. `authorities` None: those of the system."""
+
+    authorities: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> TlsFilesSettings:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key go together")
+        return self
+
+
+class CredentialSettings(_Section):
+    """How the gateway shows itself to an engine. Files only: no secret stands here.
+
+    `bound_to`: host names and socket paths of engines that may be shown it; empty: any within
+    the reach. `server_name`: what their certificate must say.
+    """
+
+    bearer_file: Path | None = None
+    oauth: OAuthSettings | None = None
+    tls: TlsFilesSettings | None = None
+    server_name: str | None = None
+    bound_to: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _whole(self) -> CredentialSettings:
+        if self.bearer_file is not None and self.oauth is not None:
+            raise ValueError("bearer_file and oauth exclude each other")
+        if self.bearer_file is None and self.oauth is None and self.tls is None:
+            raise ValueError("names no token and no certificate")
+        return self
+
+
+class Settings(BaseSettings):
+    """Times say their unit in their name. `port` 0: any free one."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    data_dir: Path = Path("chadburn-data")
+    database_url: SecretStr | None = None
+    """None: `chadburn.db` (SQLite) in the data directory. May hold a password, so it is masked
+    wherever settings are shown; `ledger_url` gives it."""
+    upgrade_on_start: bool = True
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8765, ge=0, le=65535)
+    public_url: str | None = None
+    """What callers see, and what the OAuth metadata says; never guessed from a request."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names in `Host` beside those of `public_url` and `host`."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks whose X-Forwarded-For is believed."""
+
+    issuers: tuple[IssuerSettings, ...] = ()
+    audience: str | None = None
+    read_only: bool = False
+    """Refuse every order and every change of the register."""
+
+    engine_reach: ReachSettings = ReachSettings()
+    engine_credentials: dict[str, CredentialSettings] = Field(default_factory=dict)
+    observe_interval_s: float = Field(default=5.0, gt=0, le=3600)
+    operation_deadline_ms: dict[OperationKind, Milliseconds] = Field(default_factory=dict)
+    """Default and maximum for a kind, beside the built-in ones."""
+    key_retention_hours: int = Field(default=24, ge=24, le=24 * 366)
+
+    max_body_bytes: int = Field(default=1 << 20, ge=1024, le=1 << 30)
+    max_concurrent_requests: int = Field(default=256, ge=1)
+    max_streams: int = Field(default=512, ge=1)
+    stream_max_s: float = Field(default=3600.0, gt=0)
+    stream_send_timeout_s: float = Field(default=30.0, gt=0)
+    shutdown_grace_s: float = Field(default=10.0, gt=0, le=600)
+    keep_alive_s: int = Field(default=75, ge=1)
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "console"] = "json"
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """A listener of its own for `/metrics`, without tokens. None: none."""
+
+    @field_validator("public_url")
+    @classmethod
+    def _plain_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be an http or https URL")
+        if parts.query or parts.fragment or parts.username or parts.password:
+            raise ValueError("must have no user, query or fragment")
+        return value.rstrip("/")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """No .env and no secrets folder: two places to look are enough."""
+        del settings_cls, dotenv_settings, file_secret_settings
+        return init_settings, env_settings
+
+    @property
+    def ledger_url(self) -> str:
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite+aiosqlite:///{self.data_dir.absolute() / 'chadburn.db'}"
+
+    @property
+    def base_url(self) -> str:
+        """Where callers find the gateway, without a slash at the end."""
+        if self.public_url is not None:
+            return self.public_url
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+def load_settings(config: Path | None = None, **values: Any) -> Settings:
+    """Read the file, the environment and `values`. Raises SettingsError with one line.
+
+    `config` None: the file that `CHADBURN_CONFIG` names, if any.
+    """
+    if config is None and os.environ.get(CONFIG_VARIABLE):
+        config = Path(os.environ[CONFIG_VARIABLE])
+    from_file = {} if config is None else _read_toml(config)
+    for key in from_file:
+        if key not in Settings.model_fields:
+            raise SettingsError(f"unknown setting {key!r} in {config}")
+    _refuse_unknown_variables(os.environ)
+
+    class WithFile(Settings):
+        """The file comes last, and is merged table by table with what stands above it."""
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            del dotenv_settings, file_secret_settings
+            return init_settings, env_settings, InitSettingsSource(settings_cls, from_file)
+
+    try:
+        return WithFile(**values)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_lines(error))) from None
+    except SourceError as error:  # a variable that should be JSON and is not
+        raise SettingsError(str(error)) from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}") from None
+
+
+def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
+    for name in sorted(environ):
+        upper = name.upper()
+        if not upper.startswith(PREFIX) or upper in _FOR_OTHER_COMMANDS:
+            continue
+        if upper.startswith(_FOR_OTHER_PREFIXES):
+            continue
+        key = upper.removeprefix(PREFIX).partition("__")[0].lower()
+        if key not in Settings.model_fields:
+            raise SettingsError(f"unknown setting in the environment: {name}")
+
+
+def _lines(error: ValidationError) -> Iterator[str]:
+    # Without the input: a setting may be a secret that was put in the wrong place.
+    for fault in error.errors(include_url=False, include_input=False, include_context=False):
+        place = ".".join(str(part) for part in fault["loc"]) or "settings"
+        if fault["type"] == "extra_forbidden":
+            yield f"unknown setting {place!r}"
+        else:
+            yield f"{place}: {fault['msg']}"
