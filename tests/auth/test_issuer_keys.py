@@ -12,6 +12,8 @@ import pytest
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
 from app.auth.tokens.errors import KeysUnavailable, TokenInvalid
+from app.auth.tokens.fetch import FetchFailed, jwks_uri_in
+from app.auth.tokens.issuers import IssuerConfig
 from app.auth.tokens.jwks import KeyTimings
 
 pytestmark = pytest.mark.anyio
@@ -181,6 +183,39 @@ async def test_keys_of_an_unreachable_issuer_end_some_day(
     clock.advance(61)  # past both the limit and what is remembered
     with pytest.raises(KeysUnavailable):
         await verifier.verify(good(issuer))
+
+
+async def test_failing_issuer_is_left_alone_between_attempts(
+    verifiers: Any, origin: Any, issuer: Any, clock: Any
+) -> None:
+    verifier = verifiers.make()
+    await verifier.warm()
+    origin.say("/jwks", b"", status=503)
+    clock.advance(600)
+    for number in range(100):
+        assert await verifier.verify(good(issuer))
+        with pytest.raises(KeysUnavailable):
+            await verifier.verify(good(issuer, header={"kid": f"new-{number}"}))
+    assert origin.requests["/jwks"] == 2
+
+
+async def test_only_the_first_to_find_the_issuer_hanging_waits_for_it(
+    verifiers: Any, origin: Any, issuer: Any, clock: Any
+) -> None:
+    verifier = verifiers.make(timings=KeyTimings(fetch_deadline_s=0.05))
+    await verifier.warm()
+    gate = asyncio.Event()
+    origin.say("/jwks", b"", gate=gate)
+    clock.advance(600)
+    assert await verifier.verify(good(issuer))  # waits, in vain, and takes the keys there are
+    assert verifier.issuer_states()[0].problem == "no answer in 0.05 s"
+    clock.advance(5)
+    fetches = [task for task in asyncio.all_tasks() if task.get_name() == "issuer-keys"]
+    assert not fetches
+    assert await verifier.verify(good(issuer))
+    # It came back while the next attempt was still under way.
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "issuer-keys"]
+    gate.set()
 
 
 async def test_backoff_grows_to_its_limit(
@@ -412,6 +447,13 @@ async def test_metadata_that_is_not_believed(
     assert not origin.requests["/jwks"]
 
 
+@pytest.mark.parametrize("uri", ["http://127.0.0.1/jwks", "http://localhost/jwks"])
+async def test_a_remote_issuer_does_not_send_us_to_plaintext_on_this_machine(uri: str) -> None:
+    config = IssuerConfig(issuer="https://id.test", audience=ADMIN)
+    with pytest.raises(FetchFailed, match="jwks_uri"):
+        jwks_uri_in(json.dumps({"issuer": config.issuer, "jwks_uri": uri}).encode(), config)
+
+
 async def test_falls_back_to_oauth_metadata(verifiers: Any, origin: Any, issuer: Any) -> None:
     origin.say("/.well-known/openid-configuration", b"", status=404)
     verifier = verifiers.make()
@@ -438,6 +480,7 @@ async def test_moved_keys_are_found_again(
 ) -> None:
     verifier = verifiers.make()
     await verifier.warm()
+    origin.say("/jwks", json.dumps(issuer.jwks()).encode())  # the old place, never updated again
     moved = {**issuer.metadata(), "jwks_uri": f"{origin.url}/new"}
     origin.say("/.well-known/openid-configuration", json.dumps(moved).encode())
     issuer.rotate(keep_previous=False)

@@ -248,10 +248,16 @@ REFUSED: dict[str, tuple[Make, str]] = {
             "infinite": 10**400,
         }.items()
     },
-    "exp-overflowing-float": (
-        lambda iss: signed(json.dumps(claims(iss=iss)).replace(str(NOW + 600), "1e999").encode()),
-        "TOKEN_CLAIM_INVALID",
-    ),
+    **{
+        f"{name}-{text}": (
+            lambda iss, name=name, text=text: signed(
+                json.dumps(claims(**{"iss": iss, name: "@"})).replace('"@"', text).encode()
+            ),
+            "TOKEN_CLAIM_INVALID",
+        )
+        for name in ("exp", "nbf", "iat")
+        for text in ("1e999", "-1e999")
+    },
     "exp-beyond-calendar": (changed(exp=10**14), "TOKEN_CLAIM_INVALID"),
     "exp-past": (changed(exp=NOW - 3600), "TOKEN_EXPIRED"),
     "exp-zero": (changed(exp=0), "TOKEN_EXPIRED"),

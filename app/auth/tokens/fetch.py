@@ -61,7 +61,7 @@ async def discover_jwks_uri(http: httpx2.AsyncClient, config: IssuerConfig) -> s
             body = await fetch_document(http, url)
         except NotServed:
             continue
-        return _jwks_uri_of(body, config)
+        return jwks_uri_in(body, config)
     raise NotServed("the issuer serves no metadata document")
 
 
@@ -79,7 +79,8 @@ def discovery_urls(issuer: str) -> tuple[str, str]:
     )
 
 
-def _jwks_uri_of(body: bytes, config: IssuerConfig) -> str:
+def jwks_uri_in(body: bytes, config: IssuerConfig) -> str:
+    """Where the issuer's metadata says its keys are, or :class:`FetchFailed`."""
     try:
         document: Any = json.loads(body)
     except (ValueError, RecursionError) as error:

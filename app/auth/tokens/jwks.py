@@ -53,9 +53,7 @@ class IssuerKeys:
     There is at most one fetch under way, shared by everyone who waits, and it belongs to the
     cache and not to a caller: a client that hangs up neither breaks it for the others nor gets
     a new one started for the next. The event loop runs one task at a time and nothing here
-    awaits between a check and the act on it, so there are no locks. Waiting is
-    ``asyncio.wait``, which neither passes a waiter's cancellation on to the fetch nor the
-    reverse.
+    awaits between a check and the act on it, so there are no locks.
     """
 
     def __init__(
@@ -95,11 +93,11 @@ class IssuerKeys:
         age = self._age()
         if age is None or age >= self._timings.max_stale_s:
             if self._under_way or self._may_retry():
-                await asyncio.wait([self._start(rediscover=True)])
+                await self._wait_for(self._start(rediscover=True))
         elif age >= self._timings.refresh_ahead_s and self._may_retry():
             task = self._start(rediscover=True)
             if age >= self._timings.ttl_s and not self._failures:
-                await asyncio.wait([task])
+                await self._wait_for(task)
         return self._usable()
 
     async def after_unknown_key(self) -> KeyRing | None:
@@ -118,7 +116,7 @@ class IssuerKeys:
                 return None
             self._unknown_key_at = now
             task = self._start(rediscover=False)
-        await asyncio.wait([task])
+        await self._wait_for(task)
         return self._usable()
 
     async def prefetch(self) -> None:
@@ -172,6 +170,11 @@ class IssuerKeys:
             task.add_done_callback(self._ended)
             self._under_way = task
         return self._under_way
+
+    @staticmethod
+    async def _wait_for(task: asyncio.Task[None]) -> None:
+        """Neither hands a waiter's cancellation on to the fetch nor the fetch's to a waiter."""
+        await asyncio.wait([task])
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._under_way = None

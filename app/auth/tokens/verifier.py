@@ -10,7 +10,7 @@ import httpx2
 
 from app.auth.principal import Principal
 from app.auth.tokens.claims import judge
-from app.auth.tokens.compact import MAX_TOKEN_CHARS, CompactToken, parse
+from app.auth.tokens.compact import CompactToken, parse
 from app.auth.tokens.errors import (
     AlgorithmRefused,
     ClaimInvalid,
@@ -25,6 +25,8 @@ from app.auth.tokens.issuers import IssuerConfig, IssuerConfigError
 from app.auth.tokens.jwks import IssuerKeys, IssuerState, KeyTimings
 from app.auth.tokens.keys import KeyRing
 from app.auth.tokens.remembered import RememberedTokens
+
+MAX_TOKEN_CHARS = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
