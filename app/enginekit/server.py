@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
+import grpc
+
+from app.auth.principal import AudienceKind
+from app.domain.capabilities import Capabilities
+from app.enginekit.admin_service import AdminService
+from app.enginekit.admission import AdmissionGate
+from app.enginekit.auth import BearerInterceptor, Callers
+from app.enginekit.control_service import ControlService
+from app.enginekit.desk import OrderDesk
+from app.enginekit.execution import ExecutionSettings
+from app.enginekit.health import ADMIN, INFERENCE, HealthBoard
+from app.enginekit.inference_service import InferenceService
+from app.enginekit.journal import Journal
+from app.enginekit.listener import Listener
+from app.enginekit.phases import Timings
+from app.enginekit.profile import capabilities_of
 from app.enginekit.runtime import Runtime
 from app.enginekit.settings import KitSettings, SettingsError, TlsFiles, Verifier
+from app.enginekit.state import EngineState
+from app.enginekit.store import StoreInUse, StoreUnreadable
+from app.rpc.openengine.v1 import admin_pb2_grpc, openengine_pb2_grpc
 
-__all__ = ["EngineServer", "KitSettings", "SettingsError", "TlsFiles", "Verifier"]
+__all__ = [
+    "EngineServer",
+    "KitSettings",
+    "SettingsError",
+    "StoreInUse",
+    "StoreUnreadable",
+    "TlsFiles",
+    "Verifier",
+]
+
+_CONTROL = "openengine.v1.Control"
 
 
 def utc_now() -> datetime:
@@ -34,29 +64,162 @@ class EngineServer:
         *,
         now: Callable[[], datetime] = utc_now,
         new_id: Callable[[], str] = random_id,
-    ) -> None: ...
+    ) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._now = now
+        self._new_id = new_id
+        self._callers = Callers()
+        self._stopped = asyncio.Event()
+        self._served: _Served | None = None
 
     @property
     def inference_address(self) -> str:
         """As bound: `host:port` with the real port, or `unix:/path`. After `start`."""
-        raise NotImplementedError
+        return self._running().inference.address
 
     @property
     def admin_address(self) -> str:
-        raise NotImplementedError
+        return self._running().admin.address
 
     @property
     def instance_id(self) -> str:
         """New at each start; begins with the identity of the store. After `start`."""
-        raise NotImplementedError
+        return self._running().state.instance_id
+
+    def _running(self) -> _Served:
+        if self._served is None:
+            raise RuntimeError("the engine server is not started")
+        return self._served
 
     async def start(self) -> None:
         """Open the store, begin a new life in it, then listen.
 
         Operations that an earlier life left open end failed with ENGINE_RESTARTED. Raises
-        StoreInUse when another process has the store, OSError for an address that is taken.
+        StoreInUse when another process has the store, StoreUnreadable, or OSError for an address
+        that is taken.
         """
-        raise NotImplementedError
+        settings = self._settings
+        journal, instance_id = await Journal.open(
+            settings.data_dir,
+            new_identity=self._new_id().replace("-", "")[:8],
+            life=self._new_id(),
+            now=self._now,
+            keep=settings.operations_kept,
+            retention=timedelta(milliseconds=settings.key_retention_ms),
+        )
+        try:
+            self._served = await self._serve(journal, instance_id)
+        except BaseException:
+            await journal.close()
+            raise
+
+    async def _serve(self, journal: Journal, instance_id: str) -> _Served:
+        settings = self._settings
+        gate = AdmissionGate(max_held=settings.max_held_requests)
+        state = EngineState(
+            self._runtime,
+            gate,
+            journal,
+            instance_id=instance_id,
+            now=self._now,
+            timeout_s=settings.runtime_timeout_s,
+        )
+        desk = OrderDesk(
+            self._runtime,
+            state,
+            ExecutionSettings(
+                timings=Timings(settings.cancel_grace_s, settings.rollback_timeout_s),
+                progress_interval_s=settings.progress_interval_s,
+            ),
+            capabilities=self._capabilities,
+            new_id=self._new_id,
+        )
+        board = HealthBoard(state)
+        state.changed = board.note
+        inference = self._inference_listener(state, board)
+        admin = self._admin_listener(state, desk, board)
+        await state.refresh()
+        await board.publish()
+        try:
+            for listener in (inference, admin):
+                listener.bind()
+            for listener in (inference, admin):
+                await listener.start()
+        except BaseException:
+            for listener in (inference, admin):
+                await listener.stop(0)
+            raise
+        background = (asyncio.create_task(board.run()), asyncio.create_task(self._observe(state)))
+        return _Served(inference, admin, state, desk, board, background)
+
+    def _capabilities(self) -> Capabilities:
+        return capabilities_of(self._runtime, self._settings)
+
+    def _inference_listener(self, state: EngineState, board: HealthBoard) -> Listener:
+        settings = self._settings
+        listener = Listener(
+            settings.inference_address,
+            settings.inference_tls,
+            interceptors=self._judging(settings.inference_verifier, AudienceKind.INFERENCE),
+            max_message_bytes=settings.max_message_bytes,
+        )
+        service = InferenceService(self._runtime, state.gate, self._callers, self._new_id)
+        openengine_pb2_grpc.add_InferenceServicer_to_server(service, listener.server)
+        self._add_control(listener, state, admin=False)
+        board.serve_on(listener.server)
+        self._reflect(listener, INFERENCE, _CONTROL)
+        return listener
+
+    def _admin_listener(self, state: EngineState, desk: OrderDesk, board: HealthBoard) -> Listener:
+        settings = self._settings
+        listener = Listener(
+            settings.admin_address,
+            settings.admin_tls,
+            interceptors=self._judging(settings.admin_verifier, AudienceKind.ADMIN),
+            max_message_bytes=settings.max_message_bytes,
+        )
+        service = AdminService(desk, state, self._callers, self._capabilities)
+        admin_pb2_grpc.add_OpenEngineAdminServicer_to_server(service, listener.server)
+        self._add_control(listener, state, admin=True)
+        board.serve_on(listener.server)
+        self._reflect(listener, ADMIN, _CONTROL)
+        return listener
+
+    def _judging(
+        self, verifier: Verifier | None, audience: AudienceKind
+    ) -> list[grpc.aio.ServerInterceptor]:
+        if verifier is None:
+            return []
+        return [BearerInterceptor(verifier, audience, self._callers)]
+
+    def _add_control(self, listener: Listener, state: EngineState, *, admin: bool) -> None:
+        service = ControlService(
+            self._runtime,
+            state,
+            self._callers,
+            admin=admin,
+            now=self._now,
+            timeout_s=self._settings.runtime_timeout_s,
+            probe_timeout_s=self._settings.probe_timeout_s,
+        )
+        openengine_pb2_grpc.add_ControlServicer_to_server(service, listener.server)
+
+    def _reflect(self, listener: Listener, *services: str) -> None:
+        if not self._settings.reflection:
+            return
+        from grpc_reflection.v1alpha import reflection
+
+        reflection.enable_server_reflection((*services, reflection.SERVICE_NAME), listener.server)
+
+    async def _observe(self, state: EngineState) -> None:
+        """For ever: notice what changes without an order, such as a lost rank."""
+        while True:
+            await asyncio.sleep(self._settings.observe_interval_s)
+            await state.refresh()
+            if state.journal.broken:
+                await state.journal.try_again()
+                state.changed()
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, end held requests, give running ones `grace_s`, then close all.
@@ -64,8 +227,40 @@ class EngineServer:
         An order that still runs is left open in the store: the next start ends it truthfully.
         Closes the runtime too.
         """
-        raise NotImplementedError
+        served = self._served
+        if served is None or self._stopped.is_set():
+            return
+        try:
+            await served.board.stop()
+            served.state.gate.stop("the engine is stopping")
+            await asyncio.gather(served.inference.stop(grace_s), served.admin.stop(grace_s))
+            await served.desk.stop()
+            for task in served.background:
+                task.cancel()
+            await asyncio.wait(served.background)
+            await served.state.journal.close()
+        finally:
+            await self._runtime.close()
+            self._stopped.set()
 
     async def wait(self) -> None:
         """Until `stop` has been called and is done."""
-        raise NotImplementedError
+        await self._stopped.wait()
+
+
+class _Served:
+    def __init__(
+        self,
+        inference: Listener,
+        admin: Listener,
+        state: EngineState,
+        desk: OrderDesk,
+        board: HealthBoard,
+        background: tuple[asyncio.Task[None], ...],
+    ) -> None:
+        self.inference = inference
+        self.admin = admin
+        self.state = state
+        self.desk = desk
+        self.board = board
+        self.background = background

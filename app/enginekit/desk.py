@@ -1,0 +1,180 @@
+"""Where orders are taken on, carried out one at a time, followed and cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from datetime import timedelta
+from typing import Any
+
+from app.domain.capabilities import Capabilities
+from app.domain.commands import Command, check_revision
+from app.domain.errors import NotCancellable, OperationEnded, UnknownOperation
+from app.domain.idempotency import KeyRecord, replay_of
+from app.domain.kinds import OperationState
+from app.domain.operation import Actor, Operation, OperationEvent
+from app.domain.transitions import CancelRequested
+from app.enginekit.execution import Execution, ExecutionSettings
+from app.enginekit.journal import Journal, LiveOperation
+from app.enginekit.phases import Interrupts
+from app.enginekit.records import Record
+from app.enginekit.refusals import NamedBusy, Stopping
+from app.enginekit.requests import ReadOrder, check_deadline, check_target
+from app.enginekit.runtime import Runtime
+from app.enginekit.state import EngineState
+
+
+class OrderDesk:
+    def __init__(
+        self,
+        runtime: Runtime,
+        state: EngineState,
+        settings: ExecutionSettings,
+        *,
+        capabilities: Callable[[], Capabilities],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._journal: Journal = state.journal
+        self._settings = settings
+        self._capabilities = capabilities
+        self._new_id = new_id
+        self._accepting = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._interrupts: dict[str, Interrupts] = {}
+        self._stopping = False
+
+    # ---- taking on ----
+
+    async def submit(self, order: ReadOrder, actor: Actor) -> str:
+        """The id of the operation that the key stands for: a new one, already committed, or the
+        earlier one of the same call.
+
+        Judged in this order: replay of the key, capability, revision, epoch and state, busy. What
+        is being judged when the caller goes away is carried on: whether the caller has seen the
+        acceptance cannot be known.
+        """
+        task = asyncio.ensure_future(self._submit(order, actor))
+        self._keep(task)
+        return await asyncio.shield(task)
+
+    async def _submit(self, order: ReadOrder, actor: Actor) -> str:
+        async with self._accepting:
+            known = await self._journal.by_key(order.key)
+            seen = None if known is None else KeyRecord(known.fingerprint, known.operation.id)
+            earlier = replay_of(seen, order.fingerprint)
+            if earlier is not None:
+                return earlier
+            if self._stopping:
+                raise Stopping("the engine is stopping")
+            deadline_ms = await self._judge(order)
+            return await self._accept(order, actor, deadline_ms)
+
+    async def _judge(self, order: ReadOrder) -> int:
+        can, command = self._capabilities(), order.command
+        command.check_supported(can)
+        check_target(order, can)
+        deadline_ms = check_deadline(order, can)
+        await self._state.refresh()
+        facts = self._state.facts()
+        check_revision(order.expected_revision, facts)
+        command.check_state(facts)
+        running = self._journal.running_exclusive()
+        if running is not None and command.kind.exclusive:
+            raise NamedBusy(operation_id=running.operation.id, idempotency_key=running.key)
+        return deadline_ms
+
+    async def _accept(self, order: ReadOrder, actor: Actor, deadline_ms: int) -> str:
+        now = self._state.now()
+        operation = Operation(
+            id=self._new_id(),
+            engine_id=self._journal.identity,
+            kind=order.command.kind,
+            state=OperationState.ACCEPTED,
+            request=order.command.document(),
+            actor=actor,
+            created_at=now,
+            engine_instance_id=self._state.instance_id,
+            idempotency_key=order.key,
+            expected_revision=order.expected_revision,
+            deadline_at=now + timedelta(milliseconds=deadline_ms),
+        )
+        live = await self._journal.accept(operation, order.fingerprint)
+        deadline_at = asyncio.get_running_loop().time() + deadline_ms / 1000
+        interrupts = Interrupts(deadline_at, self._settings.timings)
+        self._interrupts[operation.id] = interrupts
+        self._keep(asyncio.create_task(self._run(live, order.command, interrupts)))
+        return operation.id
+
+    async def _run(self, live: LiveOperation, command: Command, interrupts: Interrupts) -> None:
+        hold_limit_ms = self._capabilities().limits.default_hold_limit_ms
+        execution = Execution(
+            self._runtime, self._state, live, command, interrupts, self._settings, hold_limit_ms
+        )
+        try:
+            await execution.run()
+        finally:
+            del self._interrupts[live.operation.id]
+
+    # ---- following and cancelling ----
+
+    async def follow(
+        self, operation_id: str
+    ) -> AsyncGenerator[tuple[Record, OperationEvent], None]:
+        """All events from the first, then the end. Closing it only detaches."""
+        async with aclosing(self._journal.follow(operation_id)) as told:
+            async for record, event in told:
+                yield record, event
+
+    async def find(self, *, operation_id: str | None = None, key: str | None = None) -> Record:
+        """Raises UnknownOperation."""
+        if operation_id is not None:
+            record = await self._journal.by_id(operation_id)
+        else:
+            record = await self._journal.by_key(key or "")
+        if record is None:
+            raise UnknownOperation("this engine knows no such operation")
+        return record
+
+    async def cancel(self, operation_id: str) -> Record:
+        """Ask. The operation ends by itself, cancelled or, when it had gone too far, otherwise.
+
+        Raises UnknownOperation, OperationEnded, NotCancellable.
+        """
+        record = await self.find(operation_id=operation_id)
+        operation = record.operation
+        if operation.done:
+            raise OperationEnded("the operation has ended", operation_id=operation_id)
+        if operation.kind not in self._capabilities().cancellable:
+            raise NotCancellable(
+                f"this engine cannot cancel {operation.kind.value}", operation_id=operation_id
+            )
+        live = self._journal.live(operation_id)
+        if live is not None:
+            await self._journal.record(live, lambda _: CancelRequested())
+            interrupts = self._interrupts.get(operation_id)
+            if interrupts is not None:
+                interrupts.cancelled.set()
+        return await self.find(operation_id=operation_id)
+
+    async def stop(self) -> None:
+        """Take nothing on any more, and leave what runs. It stays open in the store, and the next
+        life ends it: what the ranks hold then is not what they hold now."""
+        self._stopping = True
+        async with self._accepting:
+            tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to the caller, who may have gone

@@ -1,0 +1,84 @@
+"""One grpc.aio server on one address."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from app.enginekit.settings import TlsFiles
+
+
+class Listener:
+    """Register services on `server`, then `bind`. To be made on the event loop that serves."""
+
+    def __init__(
+        self,
+        address: str,
+        tls: TlsFiles | None,
+        *,
+        interceptors: Sequence[grpc.aio.ServerInterceptor],
+        max_message_bytes: int,
+    ) -> None:
+        self._wanted = address
+        self._tls = tls
+        self.address = ""
+        self.server: Any = grpc.aio.server(
+            interceptors=list(interceptors),
+            options=[
+                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_send_message_length", max_message_bytes),
+                # A second engine on the same port must be told, not given half of the calls.
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+            ],
+        )
+
+    def bind(self) -> None:
+        """Raises OSError for an address that is taken or cannot be had, and for files of TLS that
+        cannot be read."""
+        credentials = None if self._tls is None else _credentials(self._tls)
+        socket = self._wanted.startswith("unix:")
+        # Whoever may write to a unix socket may try to give orders: only its owner. The mask holds
+        # while the socket is made, which a chmod after it would not.
+        mask = os.umask(0o177) if socket else None
+        try:
+            port = self._add_port(credentials)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self._wanted}: {_reason(error)}") from error
+        finally:
+            if mask is not None:
+                os.umask(mask)
+        host = self._wanted.rpartition(":")[0]
+        self.address = self._wanted if socket else f"{host}:{port}"
+
+    def _add_port(self, credentials: grpc.ServerCredentials | None) -> int:
+        if credentials is None:
+            return int(self.server.add_insecure_port(self._wanted))
+        return int(self.server.add_secure_port(self._wanted, credentials))
+
+    async def start(self) -> None:
+        await self.server.start()
+
+    async def stop(self, grace_s: float) -> None:
+        await self.server.stop(grace_s)
+        if self.address.startswith("unix:"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.address.removeprefix("unix:"))  # noqa: PTH108
+
+
+def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
+    ca = None if tls.client_ca is None else tls.client_ca.read_bytes()
+    return grpc.ssl_server_credentials(
+        [pair], root_certificates=ca, require_client_auth=ca is not None
+    )
+
+
+def _reason(error: RuntimeError) -> str:
+    """grpc says a paragraph; its end is what went wrong."""
+    return str(error).rpartition(";")[2].strip() or "in use"

@@ -1,0 +1,272 @@
+"""Prepare on all ranks, commit on all ranks; interrupted by a deadline or a cancellation.
+
+Nothing a runtime does may hang an order: what is cancelled and does not let go is left behind,
+and its rank counts as one that did not do its part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from app.domain.kinds import FailureEffect
+from app.domain.operation import OperationError
+from app.domain.ranks import RankReport, RankState
+from app.enginekit.runtime import Conclusion, Order, Runtime, RuntimeFault
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+Report = Callable[[RankReport], Awaitable[None]]
+Step = Callable[[Order, int], Awaitable[None]]
+
+
+class CancelAsked(Exception):
+    """Somebody cancels the order, and it can still be undone."""
+
+
+class DeadlinePassed(Exception):
+    pass
+
+
+class OrderFailed(Exception):
+    """`not_rolled_back`: ranks of which nothing is known any more; the engine is inconsistent."""
+
+    def __init__(self, error: OperationError, not_rolled_back: tuple[int, ...] = ()) -> None:
+        super().__init__(error.reason)
+        self.error = error
+        self.not_rolled_back = not_rolled_back
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds."""
+
+    cancel_grace_s: float
+    rollback_timeout_s: float
+
+
+class Interrupts:
+    """What may end an order before its time. `deadline_at` is on the event loop's clock."""
+
+    def __init__(self, deadline_at: float, timings: Timings) -> None:
+        self._deadline_at = deadline_at
+        self._timings = timings
+        self.cancelled = asyncio.Event()
+
+    async def guard(self, work: Coroutine[Any, Any, T], *, cancellable: bool) -> T:
+        """The work's result. Raises CancelAsked or DeadlinePassed once the work has let go, or
+        has had its time to."""
+        loop = asyncio.get_running_loop()
+        if cancellable and self.cancelled.is_set():
+            work.close()
+            raise CancelAsked
+        task = asyncio.ensure_future(work)
+        cancelled = asyncio.ensure_future(self.cancelled.wait())
+        waited: set[asyncio.Future[Any]] = {task, cancelled} if cancellable else {task}
+        try:
+            await asyncio.wait(
+                waited,
+                timeout=max(0.0, self._deadline_at - loop.time()),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if task.done():
+                return task.result()
+            # The work may itself wait for ranks to let go, hence twice the grace.
+            await let_go({task}, 2 * self._timings.cancel_grace_s)
+            if cancellable and self.cancelled.is_set():
+                raise CancelAsked
+            raise DeadlinePassed
+        finally:
+            cancelled.cancel()
+            if not task.done():  # this very order is being left, the engine stops
+                await let_go({task}, 2 * self._timings.cancel_grace_s)
+
+
+async def let_go(tasks: set[asyncio.Task[Any]], grace_s: float) -> None:
+    """Cancel, and wait for as long as that may take."""
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return
+    _, stuck = await asyncio.wait(tasks, timeout=grace_s)
+    for task in stuck:
+        log.error("a cancelled step does not let go and is left behind: %s", task.get_name())
+    for task in tasks:
+        task.add_done_callback(_look_at)
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    """What a cancelled step raised at last is of no interest, and no unseen error either."""
+    if not task.cancelled():
+        task.exception()
+
+
+class TwoPhase:
+    """One order's way over the ranks."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        order: Order,
+        interrupts: Interrupts,
+        report: Report,
+        timings: Timings,
+    ) -> None:
+        self._runtime = runtime
+        self._order = order
+        self._interrupts = interrupts
+        self._report = report
+        self._timings = timings
+        self._unfinished: set[int] = set()
+        self.committing = False
+
+    async def run(self) -> Conclusion:
+        """Raises OrderFailed, CancelAsked or DeadlinePassed, each after a complete rollback; a
+        rollback that is not complete is always OrderFailed with `not_rolled_back`."""
+        try:
+            await self._phase(self._runtime.prepare, RankState.PREPARED, cancellable=True)
+            self.committing = True
+            await self._phase(self._runtime.commit, RankState.COMMITTED, cancellable=False)
+            return await self._interrupts.guard(self._conclude(), cancellable=False)
+        except _Faults as failed:
+            lost = await self._roll_back()
+            raise OrderFailed(self._error(failed.faults, lost), lost) from failed
+        except (CancelAsked, DeadlinePassed) as interrupted:
+            late = self._unfinished & set(self._runtime.ranks)
+            lost = await self._roll_back()
+            if lost:
+                raise OrderFailed(self._lost_error(late, lost), lost) from interrupted
+            if isinstance(interrupted, DeadlinePassed):
+                raise OrderFailed(deadline_error(tuple(sorted(late)), self._effect(()))) from None
+            raise
+        except Exception as error:
+            log.exception("an order failed between the ranks")
+            lost = await self._roll_back()
+            faults = dict.fromkeys(self._unfinished or self._runtime.ranks, unexpected())
+            raise OrderFailed(self._error(faults, lost), lost) from error
+
+    async def _phase(self, step: Step, done: RankState, *, cancellable: bool) -> None:
+        work = self._each_rank(step, done, stop_at_fault=not self.committing)
+        faults = await self._interrupts.guard(work, cancellable=cancellable)
+        if faults:
+            raise _Faults(faults)
+
+    async def _each_rank(
+        self, step: Step, done: RankState, *, stop_at_fault: bool
+    ) -> dict[int, RuntimeFault]:
+        ranks = self._runtime.ranks
+        self._unfinished = set(ranks)
+        at_work = {
+            asyncio.create_task(self._one(step, rank), name=f"{done.value} rank {rank}"): rank
+            for rank in ranks
+        }
+        pending = set(at_work)
+        faults: dict[int, RuntimeFault] = {}
+        try:
+            while pending and not (faults and stop_at_fault):
+                ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for rank, fault in sorted((at_work[task], task.result()) for task in ended):
+                    self._unfinished.discard(rank)
+                    if fault is None:
+                        await self._report(RankReport(rank, done))
+                    else:
+                        faults[rank] = fault
+                        await self._report(RankReport(rank, RankState.FAILED, fault.message))
+        finally:
+            await let_go(pending, self._timings.cancel_grace_s)
+        return faults
+
+    async def _one(self, step: Step, rank: int) -> RuntimeFault | None:
+        try:
+            await step(self._order, rank)
+        except RuntimeFault as fault:
+            return fault
+        except Exception:
+            log.exception("rank %d raised something unexpected", rank)
+            return unexpected()
+        return None
+
+    async def _conclude(self) -> Conclusion:
+        try:
+            return await self._runtime.conclude(self._order)
+        except RuntimeFault as fault:
+            raise _Faults(dict.fromkeys(self._runtime.ranks, fault)) from fault
+        except Exception:
+            log.exception("the runtime could not conclude an order")
+            raise _Faults(dict.fromkeys(self._runtime.ranks, unexpected())) from None
+
+    async def _roll_back(self) -> tuple[int, ...]:
+        """On every rank, whatever each had done. Returns those that are not as before."""
+        tasks = {
+            asyncio.create_task(
+                self._one(self._runtime.rollback, rank), name=f"rollback {rank}"
+            ): rank
+            for rank in self._runtime.ranks
+        }
+        stuck = set(tasks)
+        try:
+            _, stuck = await asyncio.wait(stuck, timeout=self._timings.rollback_timeout_s)
+        finally:
+            await let_go(stuck, self._timings.cancel_grace_s)
+        lost = []
+        for task, rank in sorted(tasks.items(), key=lambda item: item[1]):
+            if task in stuck:
+                await self._report(RankReport(rank, RankState.UNKNOWN, "no answer to rollback"))
+                lost.append(rank)
+            elif (fault := task.result()) is not None:
+                await self._report(RankReport(rank, RankState.FAILED, fault.message))
+                lost.append(rank)
+            else:
+                await self._report(RankReport(rank, RankState.ROLLED_BACK))
+        return tuple(lost)
+
+    def _effect(self, lost: tuple[int, ...]) -> FailureEffect:
+        if lost:
+            return FailureEffect.APPLIED_IN_PART
+        return FailureEffect.ROLLED_BACK if self.committing else FailureEffect.NONE
+
+    def _error(self, faults: dict[int, RuntimeFault], lost: tuple[int, ...]) -> OperationError:
+        fault = faults[min(faults)]
+        return OperationError(
+            code="UNAVAILABLE" if fault.retryable else "INTERNAL",
+            reason=fault.reason,
+            message=fault.message,
+            retryable=fault.retryable and not lost,
+            ranks=tuple(sorted(set(faults) | set(lost))),
+            effect=self._effect(lost),
+        )
+
+    def _lost_error(self, late: set[int], lost: tuple[int, ...]) -> OperationError:
+        return OperationError(
+            code="INTERNAL",
+            reason="ROLLBACK_FAILED",
+            message="the order was interrupted and could not be undone on every rank",
+            ranks=tuple(sorted(late | set(lost))),
+            effect=self._effect(lost),
+        )
+
+
+class _Faults(Exception):
+    def __init__(self, faults: dict[int, RuntimeFault]) -> None:
+        super().__init__()
+        self.faults = faults
+
+
+def unexpected() -> RuntimeFault:
+    """Stands for an exception whose text is for the log alone."""
+    return RuntimeFault("INTERNAL", "the engine failed unexpectedly; its log says more")
+
+
+def deadline_error(ranks: tuple[int, ...], effect: FailureEffect) -> OperationError:
+    return OperationError(
+        code="DEADLINE_EXCEEDED",
+        reason="DEADLINE_EXCEEDED",
+        message="the operation did not end within its deadline",
+        retryable=True,
+        ranks=ranks,
+        effect=effect,
+    )

@@ -1,0 +1,143 @@
+"""Orders as they come over the wire, read into commands; all that is malformed is refused here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from app.domain.capabilities import Capabilities
+from app.domain.commands import Command, FlushCaches, Pause, Resume
+from app.domain.errors import FieldFault, InvalidArgument, UnsupportedOperation
+from app.domain.idempotency import check_key
+from app.domain.kinds import NewRequests
+from app.enginekit.vocabulary import CACHE_KIND, NEW_REQUESTS, PAUSE_MODE
+from app.rpc.openengine.v1 import admin_pb2
+
+OrderRequest: TypeAlias = (
+    admin_pb2.FlushCachesRequest | admin_pb2.PauseRequest | admin_pb2.ResumeRequest
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOrder:
+    """`model` as asked: None says nothing about it, or the whole engine (`whole_engine`)."""
+
+    command: Command
+    key: str
+    fingerprint: str
+    expected_revision: int | None
+    deadline_ms: int | None
+    whole_engine: bool
+
+
+def read_order(request: OrderRequest) -> ReadOrder:
+    """Raises InvalidArgument. Capabilities and state are looked at later."""
+    refuse_unknown_fields(request)
+    key = check_key(request.idempotency_key)
+    deadline_ms = request.deadline_ms if request.HasField("deadline_ms") else None
+    if deadline_ms == 0:
+        raise _fault("/deadline_ms", "must be above 0 ms")
+    return ReadOrder(
+        command=_READERS[type(request)](request),
+        key=key,
+        fingerprint=fingerprint(request),
+        expected_revision=(
+            request.expected_revision if request.HasField("expected_revision") else None
+        ),
+        deadline_ms=deadline_ms,
+        whole_engine=request.WhichOneof("target") == "whole_engine",
+    )
+
+
+def check_target(order: ReadOrder, can: Capabilities) -> None:
+    """An engine of several models is told which is meant. Raises InvalidArgument,
+    UnsupportedOperation."""
+    if len(can.models) < 2 or order.whole_engine:
+        return
+    if order.command.model is None:
+        raise _fault("/model", "several models are served: name one, or say whole_engine")
+    if not isinstance(order.command, FlushCaches):
+        # One gate stands in front of the engine, not one in front of each model.
+        raise UnsupportedOperation("this engine is paused and resumed as a whole: whole_engine")
+
+
+def check_deadline(order: ReadOrder, can: Capabilities) -> int:
+    """The deadline that holds, in milliseconds. Raises InvalidArgument."""
+    if order.deadline_ms is None:
+        return can.limits.default_deadline_ms
+    if order.deadline_ms > can.limits.max_deadline_ms:
+        raise _fault(
+            "/deadline_ms",
+            f"the longest deadline of this engine is {can.limits.max_deadline_ms} ms",
+        )
+    return order.deadline_ms
+
+
+def fingerprint(request: Message) -> str:
+    """Hex SHA-256 of all that was asked, the key excepted."""
+    asked = type(request)()
+    asked.CopyFrom(request)
+    asked.ClearField("idempotency_key")
+    name = request.DESCRIPTOR.full_name.encode()
+    return hashlib.sha256(name + b"\0" + asked.SerializeToString(deterministic=True)).hexdigest()
+
+
+def refuse_unknown_fields(message: Message) -> None:
+    """An order with a part that this engine does not know can't be carried out as it was asked:
+    leaving the part out might turn it into something else. Raises InvalidArgument."""
+    if len(UnknownFieldSet(message)):
+        raise InvalidArgument("the request has a field that this engine does not know")
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            parts = value if field.is_repeated else (value,)
+            for part in parts:
+                refuse_unknown_fields(part)
+
+
+def _model(request: OrderRequest) -> str | None:
+    if request.WhichOneof("target") != "model":
+        return None
+    if not request.model:
+        raise _fault("/model", "must not be empty")
+    return request.model
+
+
+def _flush(request: admin_pb2.FlushCachesRequest) -> Command:
+    caches = tuple(
+        CACHE_KIND.read(number, f"/caches/{index}") for index, number in enumerate(request.caches)
+    )
+    return FlushCaches(model=_model(request), caches=caches)
+
+
+def _pause(request: admin_pb2.PauseRequest) -> Command:
+    new_requests = NewRequests.HOLD
+    if request.HasField("new_requests"):
+        new_requests = NEW_REQUESTS.read(request.new_requests, "/new_requests")
+    return Pause(
+        model=_model(request),
+        mode=PAUSE_MODE.read(request.mode, "/mode"),
+        new_requests=new_requests,
+        hold_limit_ms=request.hold_limit_ms if request.HasField("hold_limit_ms") else None,
+    )
+
+
+def _resume(request: admin_pb2.ResumeRequest) -> Command:
+    return Resume(model=_model(request), pause_epoch=request.pause_epoch)
+
+
+_READERS: Mapping[type[Message], Callable[[Any], Command]] = {
+    admin_pb2.FlushCachesRequest: _flush,
+    admin_pb2.PauseRequest: _pause,
+    admin_pb2.ResumeRequest: _resume,
+}
+
+
+def _fault(pointer: str, detail: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{pointer.removeprefix('/')} {detail}", faults=(FieldFault(pointer, detail),)
+    )

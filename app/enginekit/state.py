@@ -1,0 +1,222 @@
+"""The engine's administrative state: what a profile reports and what orders are judged by."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from app.domain.facts import EngineFacts, PauseFact, WeightsFact
+from app.domain.kinds import Admission, PauseMode, WeightsState
+from app.domain.ranks import RankReport, RankState
+from app.enginekit.admission import AdmissionGate
+from app.enginekit.gate import NewRequestRule
+from app.enginekit.journal import Journal
+from app.enginekit.records import REVISION
+from app.enginekit.refusals import OutOfService, StoreUnavailable
+from app.enginekit.runtime import Observation, Runtime
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPause:
+    """A pause that holds or is on its way. `epoch` 0: it has not taken effect."""
+
+    mode: PauseMode
+    rule: NewRequestRule
+    epoch: int
+    operation_id: str
+    idempotency_key: str
+    since: datetime
+
+
+class EngineState:
+    """In memory what the runtime and the gate say; on disk, in the journal, what is counted.
+
+    `changed` is called after each change, to keep health up to date.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        gate: AdmissionGate,
+        journal: Journal,
+        *,
+        instance_id: str,
+        now: Callable[[], datetime],
+        timeout_s: float,
+    ) -> None:
+        self._runtime = runtime
+        self.now = now
+        self._timeout_s = timeout_s
+        self.gate = gate
+        self.journal = journal
+        self.instance_id = instance_id
+        self.pause: HeldPause | None = None
+        self.coming: HeldPause | None = None
+        self._observation: Observation | None = None
+        self._answers = False
+        self._inconsistent: tuple[int, ...] = ()
+        self.changed: Callable[[], None] = lambda: None
+
+    # ---- reading ----
+
+    @property
+    def weights(self) -> WeightsFact:
+        seen = self._observation
+        if self._inconsistent:
+            version = seen.weights.version if seen else None
+            return WeightsFact(version, WeightsState.INCONSISTENT)
+        if seen is None:
+            return WeightsFact()
+        if not self._answers:
+            return replace(seen.weights, state=WeightsState.UNKNOWN)
+        return seen.weights
+
+    @property
+    def observation(self) -> Observation:
+        return self._observation or Observation(weights=WeightsFact())
+
+    @property
+    def ranks(self) -> tuple[RankReport, ...]:
+        """Those that are not well."""
+        known = {report.rank: report for report in self.observation.ranks}
+        for rank in self._inconsistent:
+            known.setdefault(rank, RankReport(rank, RankState.UNKNOWN, "not rolled back"))
+        return tuple(known[rank] for rank in sorted(known))
+
+    def facts(self) -> EngineFacts:
+        seen, counters = self.observation, self.journal.counters
+        return EngineFacts(
+            instance_id=self.instance_id,
+            revision=counters.revision,
+            admission=self.gate.admission,
+            pause=self._pause_fact(),
+            pause_epoch=counters.pause_epoch,
+            released=seen.released,
+            release_epoch=counters.release_epoch,
+            weights=self.weights,
+            role=seen.role,
+            loras=seen.loras,
+            open_operations=tuple(r.operation.id for r in self.journal.open_operations()),
+            observed_at=self.now(),
+        )
+
+    def _pause_fact(self) -> PauseFact | None:
+        shown = self.shown_pause()
+        if shown is None:
+            return None
+        return PauseFact(
+            mode=shown.mode,
+            epoch=shown.epoch,
+            by=shown.operation_id,
+            since=shown.since,
+            new_requests=shown.rule.new_requests,
+            hold_limit_ms=shown.rule.hold_limit_ms,
+            requests_kept=self.frozen,
+            requests_held=self.gate.held,
+        )
+
+    def shown_pause(self) -> HeldPause | None:
+        """Of a drain the one on its way, else the one that holds."""
+        return self.coming if self.gate.admission is Admission.DRAINING else self.pause
+
+    @property
+    def frozen(self) -> int:
+        """Requests that a KEEP pause has frozen and whose callers still wait."""
+        kept = self.pause is not None and self.pause.mode is PauseMode.KEEP
+        return self.gate.in_flight if kept else 0
+
+    # ---- the runtime's part ----
+
+    async def refresh(self) -> None:
+        """Ask the runtime; a difference to the last answer raises the revision.
+
+        Never raises: a runtime that does not answer leaves weights unknown, and a store that
+        can't be written leaves the difference for the next time.
+        """
+        seen = await self.observe()
+        if seen is None or seen == self._observation:
+            return
+        first = self._observation is None
+        try:
+            if first:
+                self._take(seen)
+            else:
+                await self.journal.raise_counters(REVISION, lambda: self._take(seen))
+        except StoreUnavailable:
+            return
+
+    async def observe(self) -> Observation | None:
+        """None: no answer in time."""
+        answers = False
+        seen = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                seen = await self._runtime.observe()
+            answers = True
+        except TimeoutError:
+            pass
+        except Exception:
+            if self._answers:
+                log.exception("the runtime cannot be observed")
+        if answers != self._answers:
+            self._answers = answers
+            self._settle()
+        return seen
+
+    def _take(self, seen: Observation) -> None:
+        self._observation = seen
+        self._settle()
+
+    # ---- after a commit; synchronous, so that nothing is seen in between ----
+
+    def pause_began(self, pause: HeldPause) -> None:
+        self.coming = pause
+        self.gate.drain(pause.rule)
+        self._settle()
+
+    def pause_took_effect(self, pause: HeldPause, seen: Observation | None) -> None:
+        self.pause, self.coming = pause, None
+        self.gate.take_effect()
+        self._keep(seen)
+
+    def pause_withdrawn(self) -> None:
+        self.coming = None
+        self.gate.withdraw()
+        self._settle()
+
+    def resumed(self, seen: Observation | None) -> None:
+        self.pause = None
+        self.gate.open()
+        self._keep(seen)
+
+    def order_ended(self, seen: Observation | None) -> None:
+        self._keep(seen)
+
+    def became_inconsistent(self, ranks: tuple[int, ...]) -> None:
+        """Out of service. In this process nothing proves the ranks equal again but a full update
+        of the weights, and a restart."""
+        self._inconsistent = ranks
+        self._settle()
+
+    def _keep(self, seen: Observation | None) -> None:
+        # What an order changed was counted by the order.
+        self._observation = seen or self._observation
+        self._settle()
+
+    def _settle(self) -> None:
+        self.gate.unfit = self._unfit()
+        self.changed()
+
+    def _unfit(self) -> OutOfService | None:
+        state = self.weights.state
+        # A runtime that does not answer for a moment may still generate; it says so if not.
+        if state not in (WeightsState.VALID, WeightsState.UNKNOWN):
+            return OutOfService("the engine is out of service until its weights are valid")
+        if self.observation.released:
+            return OutOfService("the engine is out of service until its resources are restored")
+        return None
