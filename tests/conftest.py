@@ -7,6 +7,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.postgres"]
+
 # Before anything imports torch: tests run in parallel, and their arithmetic has to be the same
 # on a machine with more cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -26,9 +26,7 @@ class UtcTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name == "sqlite":
-            return dialect.type_descriptor(String(32))
-        return dialect.type_descriptor(DateTime(timezone=True))
+        return String(32) if dialect.name == "sqlite" else DateTime(timezone=True)
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
         if value is None:
@@ -57,9 +55,7 @@ class Words(TypeDecorator[str]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name == "postgresql":
-            return dialect.type_descriptor(Text(collation="C"))
-        return dialect.type_descriptor(Text())
+        return Text(collation="C") if dialect.name == "postgresql" else Text()
 
     def process_bind_param(self, value: str | None, _dialect: Dialect) -> str | None:
         return None if value is None else storable(value)

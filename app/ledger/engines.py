@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, update
@@ -125,10 +126,7 @@ class Engines:
                 .on_conflict_do_update(
                     index_elements=[observations.c.engine_id],
                     set_=values,
-                    where=or_(
-                        observations.c.observed_at.is_(None),
-                        observations.c.observed_at <= observed.observed_at,
-                    ),
+                    where=_not_newer_than(observed.observed_at),
                 )
             )
             await write.connection.execute(keep)
@@ -154,6 +152,12 @@ class Engines:
         # By rows and not by path, which would make the quotes in a label's name matter.
         pairs = func.json_each(engines.c.labels).table_valued("key", "value")
         return select(pairs.c.key).where(pairs.c.key == name, pairs.c.value == value).exists()
+
+
+def _not_newer_than(moment: datetime | None) -> ColumnElement[bool]:
+    """Of the reading that is kept: a slow observer must not put an old state back."""
+    undated = observations.c.observed_at.is_(None)
+    return undated if moment is None else or_(undated, observations.c.observed_at <= moment)
 
 
 def _query() -> Select[Any]:
