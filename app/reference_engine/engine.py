@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -87,11 +87,12 @@ class Engine:
         """Ids whose end has not been reported yet."""
         return tuple(self._streams)
 
-    async def generate(self, request: m.GenerationRequest) -> AsyncIterator[m.RequestReport]:
+    async def generate(self, request: m.GenerationRequest) -> AsyncGenerator[m.RequestReport, None]:
         """The request's reports, the last of which is Finished or Failed.
 
-        Closing the iterator early ends the request in the engine. Raises DuplicateRequest,
-        Overloaded or RankLost before the first report.
+        The order log has the request before the iterator suspends for the first time. Closing it
+        early ends the request in the engine, and returns when that is done. Raises
+        DuplicateRequest, Overloaded or RankLost before the first report.
         """
         request_id = request.request_id
         if request_id in self._streams:
@@ -111,7 +112,8 @@ class Engine:
                 yield report
         finally:
             if not ended:
-                self._abandon(request_id, stream)
+                # Shielded, and remembered by the loop: whoever cancels twice does not undo it.
+                await asyncio.shield(self._abandon(request_id, stream))
 
     async def abort(self, request_ids: tuple[str, ...] | None, message: str) -> m.Aborted:
         """End the named requests, None: all. Their last reports are out when this returns."""
@@ -143,8 +145,7 @@ class Engine:
         """End everything. Open streams end with Failed."""
         await self._supervisor.close()
         self._fail_all("the engine is shutting down")
-        for task in tuple(self._abandoned):
-            task.cancel()
+        await asyncio.gather(*self._abandoned)
 
     async def _order(self, order: m.Order) -> m.Result:
         """Carry an order out on all ranks; the first rank's result stands for all."""
@@ -169,12 +170,13 @@ class Engine:
         for request_id, stream in streams.items():
             stream.put_nowait(m.Failed(request_id=request_id, message=message, retryable=True))
 
-    def _abandon(self, request_id: str, stream: _Stream) -> None:
+    def _abandon(self, request_id: str, stream: _Stream) -> asyncio.Task[None]:
         """The caller went away. The id stays taken until the engine has ended the request, or a
         new request of that id would be given the old one's last tokens."""
         task = asyncio.create_task(self._end_abandoned(request_id, stream))
         self._abandoned.add(task)
         task.add_done_callback(self._abandoned.discard)
+        return task
 
     async def _end_abandoned(self, request_id: str, stream: _Stream) -> None:
         with suppress(RankLost, OrderRejected):

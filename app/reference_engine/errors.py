@@ -90,6 +90,10 @@ class InvalidRequest(ReferenceEngineError):
         super().__init__(f"{field}: {cause}")
 
 
+class UnsupportedRequest(InvalidRequest):
+    """A request that is well formed and asks for something this engine does not offer."""
+
+
 class DuplicateRequest(ReferenceEngineError):
     """A request with the same id is still open."""
 

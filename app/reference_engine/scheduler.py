@@ -169,12 +169,11 @@ class Scheduler:
         budget = self._limits.max_batched_tokens
         chunks: list[Chunk] = []
         for sequence in [one for one in self._running if one.pending == 1]:
-            # A preemption for an earlier sequence may have taken this one out meanwhile.
+            # Room for an older one may have been made by preempting this one; never the reverse,
+            # so no sequence that has a chunk already is taken out.
             if budget and sequence in self._running and self._make_room(sequence):
                 chunks.append(_chunk(sequence, 1))
                 budget -= 1
-        # Preemption takes the youngest, and that one may already have a chunk in this very step.
-        chunks = [chunk for chunk in chunks if chunk.sequence in self._running]
         for sequence in [one for one in self._running if one.pending > 1]:
             budget = self._take(sequence, budget, chunks)
         while budget and self._waiting and len(self._running) < self._limits.max_running:

@@ -181,8 +181,10 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for one in self._processes.values():
+        for rank, one in self._processes.items():
             await one.reap()
+            # For orders that were issued meanwhile: nobody is going to acknowledge them.
+            self.log.lose(rank, "the engine was stopped")
 
     async def _listen(self, one: RankProcess) -> None:
         """Hand on what a rank says, until its connection ends; that is how a death is noticed."""

@@ -23,6 +23,7 @@ class Tokenizer:
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
         self._token_texts: dict[int, str] = {}
+        self._longest_token: int | None = None
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
@@ -38,6 +39,12 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Token ids are below this number; added tokens count."""
         return self._inner.get_vocab_size(with_added_tokens=True)
+
+    def longest_text(self, token_count: int) -> int:
+        """No text of more characters than this fits into that many tokens."""
+        if self._longest_token is None:
+            self._longest_token = max(map(len, self._inner.get_vocab(with_added_tokens=True)))
+        return token_count * self._longest_token
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids with the special tokens that the tokenizer itself puts around a prompt."""

@@ -1,0 +1,294 @@
+"""The engine behind the administration kit's port: orders to the ranks, requests to the core."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from app.domain.capabilities import Capabilities
+from app.domain.commands import Command, FlushCaches, Pause, Resume
+from app.domain.facts import WeightsFact
+from app.domain.kinds import (
+    AbortOutcome,
+    CacheKind,
+    EngineRole,
+    NewRequests,
+    OperationKind,
+    PauseMode,
+    WeightsState,
+)
+from app.domain.ranks import RankReport, RankState
+from app.enginekit.runtime import (
+    AbortTally,
+    Conclusion,
+    EngineDescription,
+    Feature,
+    Flushed,
+    Load,
+    Observation,
+    Order,
+    RankLoad,
+    RequestRefused,
+    RuntimeFault,
+)
+from app.reference_engine import messages as m
+from app.reference_engine.channel import Issued
+from app.reference_engine.engine import Engine
+from app.reference_engine.errors import (
+    DuplicateRequest,
+    InvalidRequest,
+    OrderRejected,
+    Overloaded,
+    RankLost,
+    UnsupportedRequest,
+)
+from app.reference_engine.intake import MAX_TOP_LOGPROBS, Intake
+from app.reference_engine.responses import response_of
+from app.rpc.openengine.v1 import error_pb2, generation_pb2
+
+_PAUSED_ABORT = "the engine was paused, which ended all requests in flight"
+
+_ABORT_OUTCOMES = {
+    m.AbortStatus.ABORTED: AbortOutcome.ABORTED,
+    m.AbortStatus.ALREADY_FINISHED: AbortOutcome.ALREADY_FINISHED,
+    m.AbortStatus.NOT_FOUND: AbortOutcome.NOT_FOUND,
+}
+
+
+@dataclass(slots=True)
+class _Carried:
+    """One order's way through the ranks. The kit asks rank by rank, but the log has one entry for
+    all ranks: the first rank asked about writes it."""
+
+    operation_id: str
+    gate_before: m.Gate
+    prepared: Issued | None = None
+    committed: Issued | None = None
+    undone: Issued | None = None
+    results: dict[int, m.Result] = field(default_factory=dict)
+
+
+class ReferenceRuntime:
+    """Implements ``app.enginekit.runtime.Runtime``. Lives on one event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        intake: Intake,
+        *,
+        model_name: str,
+        engine_version: str,
+        weight_version: str | None,
+    ) -> None:
+        self._engine = engine
+        self._intake = intake
+        self._model_name = model_name
+        self._engine_version = engine_version
+        self._weight_version = weight_version
+        self._gate = m.Gate.OPEN
+        self._carried: _Carried | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self._engine.ranks
+
+    def describe(self) -> EngineDescription:
+        ready, settings = self._engine.ready, self._engine.settings
+        return EngineDescription(
+            name="chadburn-reference",
+            version=self._engine_version,
+            models=(self._model_name,),
+            kv_block_size=settings.block_size,
+            total_kv_blocks=ready.total_kv_blocks,
+            max_running_requests=settings.max_running,
+            max_batched_tokens=settings.max_batched_tokens,
+            max_context_length=ready.max_model_len,
+            max_output_tokens=ready.max_model_len - 1,
+            max_top_logprobs=MAX_TOP_LOGPROBS,
+            features=frozenset(
+                {
+                    Feature.MIN_P,
+                    Feature.FREQUENCY_PENALTY,
+                    Feature.PRESENCE_PENALTY,
+                    Feature.REPETITION_PENALTY,
+                    Feature.OUTPUT_LOGPROBS,
+                    Feature.PREFIX_CACHE_BYPASS,
+                    Feature.CACHE_SALT,
+                }
+            ),
+        )
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            operations=frozenset(
+                {
+                    OperationKind.FLUSH_CACHES,
+                    OperationKind.PAUSE,
+                    OperationKind.RESUME,
+                    OperationKind.ABORT_REQUESTS,
+                }
+            ),
+            cancellable=frozenset({OperationKind.PAUSE}),
+            cache_kinds=frozenset({CacheKind.PREFIX}),
+            pause_modes=frozenset(PauseMode),
+            new_requests=frozenset(NewRequests),
+            models=(self._model_name,),
+            world_size=len(self._engine.ranks),
+        )
+
+    async def observe(self) -> Observation:
+        lost = self._engine.lost
+        state = WeightsState.UNKNOWN if lost else WeightsState.VALID
+        return Observation(
+            weights=WeightsFact(version=self._weight_version, state=state),
+            role=EngineRole.AGGREGATED,
+            ranks=tuple(
+                RankReport(rank, RankState.FAILED, cause) for rank, cause in sorted(lost.items())
+            ),
+        )
+
+    async def load(self) -> Load:
+        try:
+            now = await self._engine.load()
+        except RankLost as error:
+            raise _fault(error) from error
+        rank = RankLoad(
+            data_parallel_rank=0,
+            running_requests=now.running_requests,
+            queued_requests=now.waiting_requests,
+            used_kv_blocks=now.used_kv_blocks,
+            total_kv_blocks=now.total_kv_blocks,
+            prefill_batch_size=now.prefill_batch_size,
+            decode_batch_size=now.decode_batch_size,
+        )
+        return Load(
+            running_requests=now.running_requests,
+            queued_requests=now.waiting_requests,
+            used_kv_blocks=now.used_kv_blocks,
+            total_kv_blocks=now.total_kv_blocks,
+            running_tokens=now.running_tokens,
+            waiting_tokens=now.waiting_tokens,
+            prefill_batch_size=now.prefill_batch_size,
+            decode_batch_size=now.decode_batch_size,
+            ranks=(rank,),
+        )
+
+    async def prepare(self, order: Order, rank: int) -> None:
+        """The orders of this engine need nothing made ready; what can be found out beforehand is
+        whether the rank takes orders at all."""
+        carried = self._carry(order)
+        if carried.prepared is None:
+            carried.prepared = self._engine.issue(m.ReadLoad())
+        await self._ack(carried.prepared, rank)
+
+    async def commit(self, order: Order, rank: int) -> None:
+        carried = self._carry(order)
+        if carried.committed is None:
+            carried.committed = self._engine.issue(_rank_order(order.command))
+        carried.results[rank] = await self._ack(carried.committed, rank)
+
+    async def rollback(self, order: Order, rank: int) -> None:
+        """Back to the gate that stood before. A flushed cache stays flushed: it only costs time."""
+        carried = self._carry(order)
+        if carried.committed is None or isinstance(order.command, FlushCaches):
+            return
+        if carried.undone is None:
+            undo = m.SetGate(gate=carried.gate_before, message=_PAUSED_ABORT)
+            carried.undone = self._engine.issue(undo)
+        await self._ack(carried.undone, rank)
+
+    async def conclude(self, order: Order) -> Conclusion:
+        carried = self._carry(order)
+        results = list(carried.results.values())
+        # Ranks of one replica hold the same requests and blocks: the first one's count is theirs.
+        match results[0]:
+            case m.PrefixFlushed() as flushed:
+                counts = Flushed(CacheKind.PREFIX, flushed.blocks_freed, flushed.blocks_in_use)
+                return Conclusion(flushed=(counts,))
+            case m.GateSet() as changed:
+                self._gate = _gate_of(order.command)
+                return Conclusion(
+                    requests_aborted=changed.aborted,
+                    requests_kept=changed.kept,
+                    requests_continued=changed.continued,
+                )
+        raise RuntimeFault("INTERNAL", "a rank answered something else")
+
+    async def generate(
+        self, request: generation_pb2.GenerateRequest
+    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+        try:
+            reports = self._engine.generate(self._intake.read(request))
+        except UnsupportedRequest as error:
+            code = error_pb2.ERROR_CODE_UNSUPPORTED_FEATURE
+            raise RequestRefused(code, str(error)) from error
+        except InvalidRequest as error:
+            raise RequestRefused(error_pb2.ERROR_CODE_INVALID_ARGUMENT, str(error)) from error
+        try:
+            async for report in reports:
+                yield response_of(report)
+        except DuplicateRequest as error:
+            raise RequestRefused(error_pb2.ERROR_CODE_DUPLICATE_REQUEST, str(error)) from error
+        except Overloaded as error:
+            code = error_pb2.ERROR_CODE_OVERLOADED
+            raise RequestRefused(code, str(error), retryable=True) from error
+        except RankLost as error:
+            code = error_pb2.ERROR_CODE_INTERNAL
+            raise RequestRefused(code, str(error), retryable=True) from error
+        finally:
+            await reports.aclose()
+
+    async def abort(self, request_ids: tuple[str, ...] | None, message: str) -> AbortTally:
+        try:
+            aborted = await self._engine.abort(request_ids, message)
+        except RankLost as error:
+            raise _fault(error) from error
+        return AbortTally({one.request_id: _ABORT_OUTCOMES[one.status] for one in aborted.outcomes})
+
+    async def probe(self) -> None:
+        try:
+            await self._engine.probe()
+        except (RankLost, OrderRejected) as error:
+            raise _fault(error) from error
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+    def _carry(self, order: Order) -> _Carried:
+        """Orders that reach the ranks exclude each other, so there is one at a time."""
+        if self._carried is None or self._carried.operation_id != order.operation_id:
+            self._carried = _Carried(order.operation_id, self._gate)
+        return self._carried
+
+    async def _ack(self, issued: Issued, rank: int) -> m.Result:
+        try:
+            return await self._engine.ack(issued, rank)
+        except (RankLost, OrderRejected) as error:
+            raise _fault(error) from error
+
+
+def _gate_of(command: Command) -> m.Gate:
+    if isinstance(command, Pause):
+        return m.Gate.FROZEN if command.mode is PauseMode.KEEP else m.Gate.CLOSED
+    return m.Gate.OPEN
+
+
+def _rank_order(command: Command) -> m.Order:
+    match command:
+        case FlushCaches():
+            return m.FlushPrefixCache()
+        case Pause(mode=mode):
+            return m.SetGate(
+                gate=_gate_of(command),
+                message=_PAUSED_ABORT,
+                only_if_idle=mode is PauseMode.DRAIN,
+            )
+        case Resume():
+            return m.SetGate(gate=m.Gate.OPEN)
+    raise RuntimeFault("UNSUPPORTED_OPERATION", f"{command.kind.value} is not offered")
+
+
+def _fault(error: RankLost | OrderRejected) -> RuntimeFault:
+    if isinstance(error, RankLost):
+        return RuntimeFault("RANK_LOST", str(error))
+    return RuntimeFault("RANK_REJECTED", error.cause, retryable=True)
