@@ -13,12 +13,14 @@ import httpx2
 
 from app.commands.ending import CommandFailed, Exit
 from app.commands.http import Gateway, Json
+from app.domain.events import ControlEvent
 
 # How long the stream may be out of reach in one piece before the command gives up.
 PATIENCE_S = 60.0
 # Above the gateway's ping interval: a connection that says nothing for longer is a dead one.
 QUIET_S = 45.0
 PAUSE_S = 0.3
+_CONTROL = frozenset(ControlEvent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ def follow(
                 heard_at = time.monotonic()
                 lines = takewhile(lambda _: time.monotonic() < ends_at, response.iter_lines())
                 for event in parse(lines):
-                    if event.id is not None and event.id != last:
-                        last = event.id
+                    last = event.id or last
+                    if event.type not in _CONTROL:
                         tell(event)
             operation = gateway.get(path)
             if operation["done"]:

@@ -15,7 +15,7 @@ import httpx2
 from app.demo.folder import Folder
 from app.demo.plan import ADMIN_AUDIENCE, CREDENTIAL, HOST, INFERENCE_AUDIENCE
 
-ENGINE = "torch"
+ENGINE = "demo"
 POLL_S = 0.1
 
 
@@ -85,8 +85,8 @@ class Gateway:
         Ids are not used again, so an engine that was removed comes back under another one.
         """
         members = [{"rank": 0, "admin": address, "control": address}]
-        for number in itertools.count():
-            engine = f"{ENGINE}-{number}"
+        for number in itertools.count(1):
+            engine = ENGINE if number == 1 else f"{ENGINE}-{number}"
             made = await self._client.post(
                 "/v1/engines",
                 json={

@@ -27,7 +27,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def chadburn(
-    *arguments: str | Path, cwd: Path | None = None, timeout_s: float = 120.0, **variables: str
+    *arguments: str | Path, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """One command to its end."""
     return subprocess.run(
@@ -36,7 +36,7 @@ def chadburn(
         env=environment(**variables),
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=START_S,
         check=False,
     )
 

@@ -1,0 +1,122 @@
+"""A demo's life: what it writes, how it ends, and that it comes back as it was."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.e2e.processes import Demo, alive, chadburn, cleaned, descendants, environment, gone
+
+
+def claims(token: str) -> dict[str, Any]:
+    payload = token.split(".")[1]
+    found: dict[str, Any] = json.loads(
+        base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
+    )
+    return found
+
+
+def test_the_ready_file_has_all_that_is_needed_and_is_private(demo: Demo) -> None:
+    ready = demo.ready
+    assert set(ready) == {
+        "base_url", "issuer", "engine", "inference_address", "admin_address", "tokens", "data_dir",
+    }  # fmt: skip
+    assert set(ready["tokens"]) == {"operator", "reader", "inference", "engine"}
+    assert Path(ready["data_dir"]) == demo.folder / "data"
+    for path in (demo.folder / "ready.json", demo.folder / "data" / "ready.json"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE((demo.folder / "data").stat().st_mode) == 0o700
+    left_s = claims(ready["tokens"]["operator"])["exp"] - time.time()
+    assert 8 * 3600 < left_s < 24 * 3600
+
+
+def test_the_line_it_prints_orders_a_pause_with_curl(demo: Demo) -> None:
+    said = demo.process.said()
+    lines = [line.strip() for line in said.splitlines()]
+    pause = next(line for line in lines if line.startswith("curl") and line.endswith("/pause"))
+    events = next(line for line in lines if line.startswith("curl") and "/v1/events" in line)
+    assert demo.ready["base_url"] in said
+    assert not any(token in said for token in demo.ready["tokens"].values())
+
+    def shell(line: str) -> str:
+        ran = subprocess.run(
+            ["bash", "-c", line], cwd=demo.folder, capture_output=True, text=True, timeout=60,
+            check=False, env=environment(),
+        )  # fmt: skip
+        return ran.stdout
+
+    operation = json.loads(shell(pause))
+    assert operation["kind"] == "pause"
+    assert "event: snapshot" in shell(f"{events} --max-time 3")
+    ran = chadburn("ops", "watch", operation["id"], "--demo-dir", "data", cwd=demo.folder)
+    assert ran.returncode == 0
+    assert (
+        chadburn(
+            "resume", demo.ready["engine"], "--wait", "--demo-dir", "data", cwd=demo.folder
+        ).returncode
+        == 0
+    )
+
+
+def read_health(ready: dict[str, Any]) -> str:
+    answer = httpx2.get(
+        f"{ready['base_url']}/v1/engines/{ready['engine']}",
+        headers={"authorization": f"Bearer {ready['tokens']['reader']}"},
+    )
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["health"]["state"])
+
+
+def test_it_ends_whole_on_ctrl_c_and_comes_back_as_it_was(tmp_path: Path) -> None:
+    demo = Demo.begin(tmp_path, "--traffic=2", "--step-delay-ms=5")
+    with cleaned(demo.process):
+        first = demo.process.ready(tmp_path / "ready.json")
+        family = descendants(demo.process.pid)
+        assert len(family) >= 3
+        load = httpx2.get(
+            f"{first['base_url']}/v1/engines/{first['engine']}/load",
+            headers={"authorization": f"Bearer {first['tokens']['reader']}"},
+        )
+        assert load.status_code == 200
+        assert demo.process.stop(signal.SIGINT) == 0, demo.logs()
+    assert gone(family) == set()
+    assert not (tmp_path / "ready.json").exists()
+    assert not (tmp_path / "data" / "ready.json").exists()
+
+    again = Demo.begin(tmp_path, "--step-delay-ms=5")
+    with cleaned(again.process):
+        second = again.process.ready(tmp_path / "ready.json")
+        assert second["engine"] == first["engine"]
+        assert read_health(second) == "serving"
+        # Killed, it takes its processes along too.
+        family = descendants(again.process.pid)
+        again.process.kill()
+        assert gone(family) == set()
+
+
+@pytest.mark.parametrize("victim", ["engine", "gateway"])
+def test_the_end_of_one_process_is_the_end_of_all(tmp_path: Path, victim: str) -> None:
+    demo = Demo.begin(tmp_path)
+    with cleaned(demo.process):
+        demo.process.ready(tmp_path / "ready.json")
+        family = descendants(demo.process.pid)
+        marks = {"engine": b"engine", "gateway": b"serve"}
+        (pid,) = (
+            pid
+            for pid in alive(family)
+            if marks[victim] in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        )
+        os.kill(pid, signal.SIGKILL)
+        assert demo.process.wait() == 1
+    assert gone(family) == set()
+    assert f"chadburn: demo: the {victim} was killed by SIGKILL" in demo.process.said()
