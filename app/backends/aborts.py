@@ -41,9 +41,12 @@ class _Reply:
     refusal: OperationError | None = None
 
 
-async def abort_requests(command: AbortRequests, send: Send) -> AsyncGenerator[Fact, None]:
-    """Progress while it goes, then Completed. Raises EngineRefused if the engine takes no such
-    call at all from this gateway, so that nothing was done."""
+async def abort_requests(
+    command: AbortRequests, send: Send, late: Callable[[], bool]
+) -> AsyncGenerator[Fact, None]:
+    """Progress while it goes, then Completed. `late`: the deadline is over, and what has not been
+    sent by then has failed. Raises EngineRefused if the engine takes no such call at all from
+    this gateway, so that nothing was done."""
     if command.all:
         every = lifecycle_pb2.AbortRequest(all_requests=lifecycle_pb2.AllRequests())
         reply = await _one(every, send)
@@ -55,6 +58,9 @@ async def abort_requests(command: AbortRequests, send: Send) -> AsyncGenerator[F
     refusals: list[OperationError] = []
     ids = command.request_ids
     for start in range(0, len(ids), _AT_ONCE):
+        if late():
+            outcomes |= dict.fromkeys(ids[start:], AbortOutcome.FAILED)
+            break
         some = ids[start : start + _AT_ONCE]
         calls = [_one(lifecycle_pb2.AbortRequest(request_id=each), send) for each in some]
         for each, reply in zip(some, await asyncio.gather(*calls), strict=True):

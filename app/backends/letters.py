@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from google.protobuf.message import Message
 from google.rpc import code_pb2
@@ -83,6 +84,21 @@ def fact_of(event: admin_pb2.AdminOperationEvent, kind: OperationKind) -> Fact:
     return _READERS[said](event, sequence)
 
 
+def end_of(operation: admin_pb2.AdminOperation) -> Completed | Failed | Cancelled | None:
+    """The end that the engine's record of an operation holds. Raises Malformed."""
+    said = operation.WhichOneof("outcome")
+    if said is None:
+        return None
+    event = admin_pb2.AdminOperationEvent(operation_id=operation.operation_id, sequence=1)
+    getattr(event, said).CopyFrom(getattr(operation, said))
+    kind = value_of(admin_pb2.AdminOperationKind, operation.kind, OperationKind)
+    if kind is None:
+        raise Malformed("an operation of no kind")
+    end = fact_of(event, kind)
+    assert isinstance(end, Completed | Failed | Cancelled)
+    return replace(end, engine_sequence=None)
+
+
 def _accepted(event: admin_pb2.AdminOperationEvent, sequence: int) -> Fact:
     return EngineAccepted(
         engine_sequence=sequence,
@@ -119,7 +135,7 @@ def _completed(event: admin_pb2.AdminOperationEvent, sequence: int, kind: Operat
     said = event.completed
     verified = value_of(admin_pb2.Verification, said.verification, Verification)
     result: dict[str, JsonValue] = {"changed": said.changed}
-    if said.WhichOneof("result") == kind.value:
+    if said.WhichOneof("result") == kind.value and kind in _RESULTS:
         result |= _RESULTS[kind](getattr(said, kind.value))
     else:
         # It says that it is done, and not in a way that can be read: no more is claimed.

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from app.backends import aborts, readings, status_map
+from app.backends import aborts, letters, readings, status_map
 from app.backends.endpoint import Endpoint, NotKnownThere
 from app.backends.port import (
     Discovery,
@@ -109,15 +109,23 @@ class OpenEngineBackend:
             return None
         if known.idempotency_key != operation_id or not known.operation_id:
             raise EngineSilent(Silence.MALFORMED)
+        try:
+            end = letters.end_of(known)
+        except Malformed:
+            end = None
         return Found(
             engine_operation_id=text_of(known.operation_id),
-            ended=known.state in _ENDED,
             instance_id=text_of(known.instance_id),
+            ended=known.state in _ENDED,
+            end=end,
         )
 
     async def carry_out(self, order: Order) -> AsyncGenerator[Fact, None]:
         if isinstance(order.command, AbortRequests):
-            facts = aborts.abort_requests(order.command, await self._abort_call(order))
+            send = await self._abort_call(order)
+            facts = aborts.abort_requests(
+                order.command, send, late=lambda: self._clock.now() >= order.deadline_at
+            )
         else:
             facts = order_stream(self._admin, order, self.find, self._limits, self._clock.now)
         try:

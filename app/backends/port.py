@@ -12,7 +12,7 @@ from app.domain.capabilities import Capabilities
 from app.domain.commands import Command
 from app.domain.facts import EngineFacts
 from app.domain.operation import JsonObject, OperationError
-from app.domain.transitions import Fact
+from app.domain.transitions import Cancelled, Completed, Fact, Failed
 
 
 class EngineRefused(Exception):
@@ -88,12 +88,16 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The engine knows the operation. `ended`: carrying it out again only replays its events.
-    `instance_id`: the engine process that accepted it."""
+    """The engine knows the operation. `instance_id`: the engine process that accepted it.
+
+    `end`: how it ended; carrying it out again replays its events up to this one. None: it has
+    not, or its record does not say how.
+    """
 
     engine_operation_id: str
-    ended: bool
     instance_id: str
+    ended: bool = False
+    end: Completed | Failed | Cancelled | None = None
 
 
 class EngineBackend(Protocol):

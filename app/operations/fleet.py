@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+import asyncio
+import logging
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 from app.backends.port import Discovery, EngineBackend
-from app.backends.reach import ReachPolicy
 from app.backends.registry import Backends
 from app.clock import Clock
-from app.domain.engine import Dialect, Engine, Member, TlsNames
+from app.domain.engine import Engine, Registration
+from app.domain.errors import ChadburnError, UnknownEngine
 from app.domain.operation import JsonObject
 from app.ledger.ledger import Ledger
+from app.ledger.values import EngineFilter
+from app.operations.auditing import entry_of, refusals_audited
 from app.operations.callers import Caller
+from app.operations.lookout import READ_TIMEOUT_S, LoadSample, Lookout, Reading
+from app.operations.registering import EngineChange, EngineDraft, check_id, check_labels
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineDraft:
-    """What a registration is asked to be."""
-
-    id: str
-    dialect: Dialect
-    members: tuple[Member, ...]
-    tls: TlsNames = TlsNames()
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineChange:
-    """None: stays as it is."""
-
-    members: tuple[Member, ...] | None = None
-    tls: TlsNames | None = None
-    labels: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LoadSample:
-    """`load`: as `EngineBackend.load` gives it. `at` is UTC."""
-
-    at: datetime
-    load: JsonObject
+FRESH_FOR = timedelta(seconds=2)
+REFRESH_WAIT_S = 0.3
+_PAGE = 200
 
 
 class Fleet:
@@ -49,60 +33,196 @@ class Fleet:
         self,
         ledger: Ledger,
         backends: Backends,
-        reach: ReachPolicy,
         clock: Clock,
         *,
         observe_interval_s: float = 5.0,
-    ) -> None: ...
+    ) -> None:
+        self._ledger = ledger
+        self._backends = backends
+        self._clock = clock
+        self._interval_s = observe_interval_s
+        self._lookouts: dict[str, Lookout] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._samples: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Begin to watch every registered engine."""
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def stop(self) -> None:
         """End the watching and give back the connections. May be called twice."""
+        watching, self._watching = self._watching, None
+        tasks = [task for task in (watching, *self._samples) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(lookout.stop() for lookout in self._lookouts.values()))
+        await self._backends.close()
+
+    # ---- the register ----
 
     async def register(self, draft: EngineDraft, caller: Caller) -> Engine:
-        """Raises InvalidArgument (id, members, address out of reach, unknown credential),
-        Unimplemented (dialect), EngineExists."""
-        raise NotImplementedError
+        """Raises InvalidArgument (id, labels, members, address out of reach, credential),
+        UnsupportedDialect, EngineExists."""
+        async with self._audited("register_engine", caller, draft.id):
+            check_id(draft.id)
+            check_labels(draft.labels)
+            self._backends.check(draft.dialect, draft.members, draft.tls)
+            now = self._clock.now()
+            registration = Registration(
+                id=draft.id,
+                dialect=draft.dialect,
+                members=draft.members,
+                tls=draft.tls,
+                labels=dict(draft.labels),
+                created_at=now,
+                updated_at=now,
+            )
+            entry = entry_of(now, "register_engine", "accepted", caller, engine_id=draft.id)
+            engine = await self._ledger.engines.register(registration, entry)
+        self._lookout(draft.id).read(anew=True)
+        return engine
 
     async def change(
         self, engine_id: str, change: EngineChange, expected_generation: int, caller: Caller
     ) -> Engine:
         """Raises UnknownEngine, GenerationMismatch, and InvalidArgument as `register`."""
-        raise NotImplementedError
+        async with self._audited("change_engine", caller, engine_id):
+            known = (await self.engine(engine_id)).registration
+            now = self._clock.now()
+            changed = replace(
+                known,
+                members=known.members if change.members is None else change.members,
+                tls=known.tls if change.tls is None else change.tls,
+                labels=known.labels if change.labels is None else dict(change.labels),
+                updated_at=now,
+            )
+            check_labels(changed.labels)
+            self._backends.check(changed.dialect, changed.members, changed.tls)
+            entry = entry_of(now, "change_engine", "accepted", caller, engine_id=engine_id)
+            engine = await self._ledger.engines.change(changed, expected_generation, entry)
+        self._lookout(engine_id).read(anew=True)
+        return engine
 
     async def remove(self, engine_id: str, expected_generation: int, caller: Caller) -> None:
         """Raises UnknownEngine, GenerationMismatch, EngineHasOpenOperation."""
-        raise NotImplementedError
+        async with self._audited("remove_engine", caller, engine_id):
+            now = self._clock.now()
+            entry = entry_of(now, "remove_engine", "accepted", caller, engine_id=engine_id)
+            await self._ledger.engines.remove(engine_id, expected_generation, entry)
+        self._forget(engine_id)
+
+    # ---- what is known ----
 
     async def engine(self, engine_id: str) -> Engine:
         """As last known, without a call to the engine. Raises UnknownEngine."""
-        raise NotImplementedError
+        engine = await self._ledger.engines.get(engine_id)
+        if engine is None:
+            raise UnknownEngine("there is no engine of that id")
+        return engine
 
     async def fresh(self, engine_id: str) -> Engine:
         """Facts older than 2 s are read again first, for 300 ms at most; else as known.
 
         Raises UnknownEngine, and nothing about the engine: that shows in its health.
         """
-        raise NotImplementedError
+        engine = await self.engine(engine_id)
+        tried_at = engine.observed.observed_at
+        if tried_at is not None and abs(self._clock.now() - tried_at) <= FRESH_FOR:
+            return engine
+        reading = await _within(self._lookout(engine_id).read(), REFRESH_WAIT_S)
+        return engine if reading is None else reading.engine
 
     async def reread(self, engine_id: str, timeout_s: float) -> Engine:
-        """Read the engine now whatever the age of the facts; as known if it does not answer."""
-        raise NotImplementedError
+        """Read the engine now whatever the age of the facts; as known if it does not answer in
+        time. Raises UnknownEngine."""
+        reading = await _within(self._lookout(engine_id).read(anew=True), timeout_s)
+        return await self.engine(engine_id) if reading is None else reading.engine
 
     async def discover(self, engine_id: str) -> Discovery:
         """A round trip. Raises UnknownEngine, EngineUnreachable, EngineFault."""
-        raise NotImplementedError
+        await self.engine(engine_id)
+        reading = await asyncio.shield(self._lookout(engine_id).read(anew=True))
+        if reading.discovery is None:
+            assert reading.failure is not None
+            raise reading.failure
+        return reading.discovery
 
     async def load(self, engine_id: str) -> JsonObject:
         """A round trip. Raises UnknownEngine, EngineUnreachable, EngineFault."""
-        raise NotImplementedError
+        await self.engine(engine_id)
+        return await self._lookout(engine_id).load(READ_TIMEOUT_S)
 
     async def load_history(self, engine_id: str, since: datetime) -> tuple[LoadSample, ...]:
         """What this process saw in the last hour, oldest first. Raises UnknownEngine."""
-        raise NotImplementedError
+        await self.engine(engine_id)
+        return self._lookout(engine_id).history(since)
 
     async def backend(self, engine_id: str) -> EngineBackend:
-        """The way to the engine as it is registered now. Raises UnknownEngine."""
-        raise NotImplementedError
+        """The way to the engine as it is registered now. Raises UnknownEngine, and what
+        `Backends.of` raises."""
+        return self._backends.of((await self.engine(engine_id)).registration)
+
+    # ---- watching ----
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self._look_at_all()
+            except Exception:
+                # Whatever it is, engines must not go unwatched for it.
+                log.exception("the engines could not be looked at")
+            await asyncio.sleep(self._interval_s)
+
+    async def _look_at_all(self) -> None:
+        seen: set[str] = set()
+        after: str | None = None
+        while True:
+            page = await self._ledger.engines.page(EngineFilter(), after, _PAGE)
+            for engine in page.items:
+                seen.add(engine.id)
+                self._look_at(engine)
+            if page.next is None:
+                break
+            after = str(page.next)
+        for engine_id in self._lookouts.keys() - seen:
+            self._forget(engine_id)
+
+    def _look_at(self, engine: Engine) -> None:
+        lookout = self._lookout(engine.id)
+        tried_at = engine.observed.observed_at
+        # Another gateway on the same ledger may just have looked.
+        half = timedelta(seconds=self._interval_s / 2)
+        if not lookout.reading and (tried_at is None or self._clock.now() - tried_at > half):
+            lookout.read()
+        sample = asyncio.get_running_loop().create_task(lookout.sample_load())
+        self._samples.add(sample)
+        sample.add_done_callback(self._samples.discard)
+
+    def _lookout(self, engine_id: str) -> Lookout:
+        lookout = self._lookouts.get(engine_id)
+        if lookout is None:
+            lookout = Lookout(engine_id, self._ledger, self._backends, self._clock)
+            self._lookouts[engine_id] = lookout
+        return lookout
+
+    def _forget(self, engine_id: str) -> None:
+        self._lookouts.pop(engine_id, None)
+        self._backends.forget(engine_id)
+
+    def _audited(
+        self, action: str, caller: Caller, engine_id: str
+    ) -> AbstractAsyncContextManager[None]:
+        return refusals_audited(self._ledger, self._clock, action, caller, engine_id=engine_id)
+
+
+async def _within(task: asyncio.Task[Reading], timeout_s: float) -> Reading | None:
+    """Its result, if there is one in time. It goes on either way, for the next caller."""
+    await asyncio.wait({task}, timeout=timeout_s)
+    if not task.done() or task.cancelled():
+        return None
+    try:
+        return task.result()
+    except ChadburnError:
+        return None

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Literal
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
 
 from app.clock import Clock, IdSource
-from app.domain.commands import Command
+from app.domain.commands import Command, check_revision
+from app.domain.engine import Engine
+from app.domain.errors import (
+    ChadburnError,
+    EngineBusy,
+    EngineUnreachable,
+    MissingIdempotencyKey,
+    NotCancellable,
+    OperationEnded,
+    QueueNotOffered,
+    UnknownOperation,
+)
+from app.domain.facts import EngineFacts
+from app.domain.idempotency import check_key
+from app.domain.kinds import OperationState
 from app.domain.operation import Actor, JsonObject, Operation
+from app.domain.transitions import Advanced, Cancelled, CancelRequested, Fact, advance
+from app.ledger.errors import Superseded
 from app.ledger.ledger import Ledger
-from app.ledger.values import Accepted
+from app.ledger.values import Accepted, KeyClaim
+from app.operations.auditing import end_entry, entry_of, refusals_audited
 from app.operations.callers import Caller
 from app.operations.deadlines import Deadlines
-from app.operations.fleet import Fleet
+from app.operations.effects import effect_of
+from app.operations.fleet import REFRESH_WAIT_S, Fleet
 from app.operations.runner import Runner
+
+T = TypeVar("T")
+
+_UNSENT = frozenset({OperationState.ACCEPTED, OperationState.QUEUED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +65,15 @@ class OrderRequest:
     source: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """An order that passed: what it was judged by, and how long it may take."""
+
+    engine: Engine
+    facts: EngineFacts
+    deadline_ms: int
+
+
 class Orders:
     def __init__(
         self,
@@ -51,7 +85,15 @@ class Orders:
         *,
         deadlines: Deadlines,
         key_retention_s: float = 86_400.0,
-    ) -> None: ...
+    ) -> None:
+        self._ledger = ledger
+        self._fleet = fleet
+        self._runner = runner
+        self._clock = clock
+        self._new_id = new_id
+        self._deadlines = deadlines
+        self._key_retention = timedelta(seconds=key_retention_s)
+        self._under_way: set[asyncio.Task[Any]] = set()
 
     async def submit(self, request: OrderRequest) -> Accepted:
         """Take the order on. Nothing waits for the engine, but facts older than 2 s are read
@@ -63,7 +105,8 @@ class Orders:
         EngineUnreachable (it never answered, so nothing is known to judge by), InvalidArgument,
         RevisionMismatch, FailedPrecondition and its leaves, EngineBusy. A refusal is audited.
         """
-        raise NotImplementedError
+        # A client that goes away between the commit and the runner must not leave an order lying.
+        return await self._to_the_end(self._submit(request))
 
     async def plan(self, request: OrderRequest) -> JsonObject:
         """The same judgement, and what the order would do. Sends no order, writes nothing.
@@ -71,18 +114,218 @@ class Orders:
         `{engine, kind, request, would: "accept", effect, revision, revision_source, pause_epoch,
         instance_id, facts_observed_at, running_operation, deadline_ms, load}`. Raises as `submit`.
         """
-        raise NotImplementedError
+        await self._fleet.engine(request.engine_id)
+        judged = await self._judge(request)
+        running = judged.engine.running_operation
+        if request.command.kind.exclusive and running is not None:
+            raise EngineBusy(operation_id=running)
+        load = await self._load(request.engine_id)
+        facts = judged.facts
+        return {
+            "engine": request.engine_id,
+            "kind": request.command.kind.value,
+            "request": dict(request.command.document()),
+            "would": "accept",
+            "effect": effect_of(request.command, facts, load),
+            "revision": facts.revision,
+            "revision_source": facts.revision_source.value,
+            "pause_epoch": facts.pause_epoch,
+            "instance_id": facts.instance_id,
+            "facts_observed_at": facts.observed_at.isoformat(),
+            "running_operation": running,
+            "deadline_ms": judged.deadline_ms,
+            "load": None if load is None else dict(load),
+        }
 
     async def cancel(self, operation_id: str, caller: Caller) -> Operation:
         """Cancel what was not sent; else ask the engine. The end comes as any other end does.
 
         Raises UnknownOperation, OperationEnded, NotCancellable. Asking again changes nothing.
         """
-        raise NotImplementedError
+        return await self._to_the_end(self._cancel(operation_id, caller))
 
     async def wait(self, operation_id: str, timeout_s: float) -> Operation:
         """The operation once it has ended, or as it stands when the time is up.
 
         Raises UnknownOperation.
         """
-        raise NotImplementedError
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + timeout_s
+        with self._ledger.events.subscribe() as events:
+            while True:
+                operation = await self._operation(operation_id)
+                left_s = ends_at - loop.time()
+                if operation.done or left_s <= 0:
+                    return operation
+                await events.changed(left_s)
+
+    # ---- submitting ----
+
+    async def _submit(self, request: OrderRequest) -> Accepted:
+        caller = Caller(
+            actor=request.actor,
+            note=request.reason,
+            request_id=request.request_id,
+            trace_id=request.trace_id,
+            source=request.source,
+        )
+        kind = request.command.kind
+        async with refusals_audited(
+            self._ledger, self._clock, kind.value, caller, engine_id=request.engine_id
+        ):
+            await self._fleet.engine(request.engine_id)
+            if request.key is None:
+                raise MissingIdempotencyKey("an order needs an idempotency key")
+            key = check_key(request.key)
+            earlier = await self._ledger.operations.replay(request.actor, key, request.fingerprint)
+            if earlier is not None:
+                return Accepted(earlier, fresh=False)
+            judged = await self._judge(request)
+            now = self._clock.now()
+            operation = Operation(
+                id=self._new_id(),
+                engine_id=request.engine_id,
+                kind=kind,
+                state=OperationState.ACCEPTED,
+                request=request.command.document(),
+                actor=request.actor,
+                created_at=now,
+                idempotency_key=key,
+                reason=request.reason,
+                expected_revision=request.expected_revision,
+                deadline_at=now + timedelta(milliseconds=judged.deadline_ms),
+                trace_id=request.trace_id,
+            )
+            accepted = await self._ledger.operations.accept(
+                operation,
+                key=KeyClaim(key, request.fingerprint, now + self._key_retention),
+                audit=entry_of(
+                    now,
+                    kind.value,
+                    "accepted",
+                    caller,
+                    engine_id=request.engine_id,
+                    operation_id=operation.id,
+                ),
+            )
+        if accepted.fresh:
+            self._runner.take(accepted.operation)
+        return accepted
+
+    async def _judge(self, request: OrderRequest) -> _Judged:
+        if request.when_busy == "queue":
+            raise QueueNotOffered("orders are not queued yet: repeat the call when it is free")
+        began_at = self._clock.now()
+        loop = asyncio.get_running_loop()
+        waits_until = loop.time() + REFRESH_WAIT_S
+        engine = await self._fleet.fresh(request.engine_id)
+        try:
+            return self._check(request, engine)
+        except ChadburnError:
+            tried_at = engine.observed.observed_at
+            left_s = waits_until - loop.time()
+            if left_s <= 0 or (tried_at is not None and tried_at >= began_at):
+                raise
+            # Nobody is refused by facts that a pause or a resume may just have overtaken.
+            return self._check(request, await self._fleet.reread(request.engine_id, left_s))
+
+    def _check(self, request: OrderRequest, engine: Engine) -> _Judged:
+        facts, can = engine.observed.facts, engine.observed.capabilities
+        if facts is None or can is None:
+            raise EngineUnreachable("this engine has not answered yet", retry_after_s=2)
+        command = request.command
+        command.check_supported(can)
+        deadline_ms = self._deadlines.of(
+            command.kind, request.deadline_ms, can.limits.max_deadline_ms
+        )
+        check_revision(request.expected_revision, facts, from_header=request.revision_from_header)
+        command.check_state(facts)
+        return _Judged(engine, facts, deadline_ms)
+
+    async def _load(self, engine_id: str) -> JsonObject | None:
+        try:
+            async with asyncio.timeout(REFRESH_WAIT_S):
+                return await self._fleet.load(engine_id)
+        except (ChadburnError, TimeoutError):
+            return None
+
+    # ---- cancelling ----
+
+    async def _cancel(self, operation_id: str, caller: Caller) -> Operation:
+        operation = await self._operation(operation_id)
+        engine_id = operation.engine_id
+        async with refusals_audited(
+            self._ledger,
+            self._clock,
+            "cancel",
+            caller,
+            engine_id=engine_id,
+            operation_id=operation_id,
+        ):
+            while True:
+                fact = await self._cancelling(operation)
+                if fact is None:
+                    return operation
+                step = advance(operation, fact, self._clock.now())
+                # `_cancelling` gives only what the state allows.
+                assert isinstance(step, Advanced)
+                end = end_entry(step.operation, self._clock.now()) if step.operation.done else None
+                try:
+                    operation = await self._ledger.operations.record(operation, step, audit=end)
+                    break
+                except Superseded:
+                    # It was sent, or something was heard of it, in between.
+                    operation = await self._operation(operation_id)
+        await self._ledger.audit.append(
+            entry_of(
+                self._clock.now(),
+                "cancel",
+                "accepted",
+                caller,
+                engine_id=engine_id,
+                operation_id=operation_id,
+            )
+        )
+        self._runner.take(operation)
+        return operation
+
+    async def _cancelling(self, operation: Operation) -> Fact | None:
+        """What a cancellation means now; None: it has been asked for already."""
+        if operation.done:
+            raise OperationEnded("the operation has ended", operation_id=operation.id)
+        if operation.cancel_requested:
+            return None
+        if operation.state in _UNSENT:
+            return Cancelled(message="cancelled before it was sent")
+        if operation.state is OperationState.RECONCILING:
+            raise NotCancellable(
+                "its outcome is not known and the engine is being asked", operation_id=operation.id
+            )
+        can = (await self._fleet.engine(operation.engine_id)).observed.capabilities
+        if can is None or operation.kind not in can.cancellable:
+            raise NotCancellable(
+                f"this engine does not cancel {operation.kind.value}", operation_id=operation.id
+            )
+        return CancelRequested()
+
+    # ---- parts ----
+
+    async def _operation(self, operation_id: str) -> Operation:
+        operation = await self._ledger.operations.get(operation_id)
+        if operation is None:
+            raise UnknownOperation("there is no operation of that id")
+        return operation
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Carried to its end even if whoever waits for it leaves."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._over)
+        return await asyncio.shield(task)
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            # Looked at here, for who waited may have left: its failure was audited, and is not
+            # to be reported as unnoticed.
+            task.exception()

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from app.clock import Clock
 from app.domain.operation import Operation
 from app.ledger.ledger import Ledger
+from app.operations.backoff import Backoff
+from app.operations.desk import Desk
 from app.operations.fleet import Fleet
+from app.operations.pace import Pace
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How often and how long, in seconds. Nothing here decides an outcome."""
-
-    lease_ttl_s: float = 15.0
-    sweep_s: float = 1.0  # looking for open operations that nobody drives
-    read_timeout_s: float = 3.0
-    find_timeout_s: float = 3.0
-    cancel_timeout_s: float = 5.0
-    after_end_s: float = 1.0  # reading the engine again before its end is told
-    retry_first_s: float = 0.1  # the first pause between attempts; then doubled, with jitter
-    retry_most_s: float = 10.0
+_DEFAULT_PACE = Pace()
 
 
 class Runner:
@@ -34,19 +28,80 @@ class Runner:
         clock: Clock,
         *,
         owner: str,
-        pace: Pace = Pace(),  # noqa: B008
+        pace: Pace = _DEFAULT_PACE,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         """`owner` names this process in leases: a new one at each start."""
+        self._ledger = ledger
+        self._fleet = fleet
+        self._clock = clock
+        self._owner = owner
+        self._pace = pace
+        self._backoff = Backoff(pace.retry_first_s, pace.retry_most_s, jitter)
+        self._desks: dict[str, Desk] = {}
+        self._sweeping: asyncio.Task[None] | None = None
+        self._stopped = False
 
     async def start(self) -> None:
         """Take up every open operation of the ledger. What was not sent is sent, or fails if its
         deadline is over; of what was sent the engine is asked. Returns at once."""
+        if self._sweeping is None and not self._stopped:
+            self._sweeping = asyncio.get_running_loop().create_task(self._sweep_for_ever())
 
     def take(self, operation: Operation) -> None:
         """Drive it from now on. Called right after the commit that accepted or changed it; an
         operation that this call is lost for is found by the next sweep."""
+        if not self._stopped:
+            self._desk(operation.engine_id).offer((operation,))
 
     async def stop(self, grace_s: float) -> None:
         """Let go: nothing is cancelled at an engine, and the next start settles what is open.
         Waits at most `grace_s` for writes under way. May be called twice."""
+        self._stopped = True
+        sweeping, self._sweeping = self._sweeping, None
+        if sweeping is not None:
+            sweeping.cancel()
+            await asyncio.gather(sweeping, return_exceptions=True)
+        desks = [asyncio.ensure_future(desk.stop()) for desk in self._desks.values()]
+        if desks:
+            _, late = await asyncio.wait(desks, timeout=grace_s)
+            if late:
+                log.warning("%d engines were let go while their ledger was slow", len(late))
+
+    def _desk(self, engine_id: str) -> Desk:
+        desk = self._desks.get(engine_id)
+        if desk is None:
+            desk = Desk(
+                engine_id,
+                self._ledger,
+                self._fleet,
+                self._clock,
+                owner=self._owner,
+                pace=self._pace,
+                backoff=self._backoff,
+            )
+            self._desks[engine_id] = desk
+        return desk
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            try:
+                await self._sweep()
+            except Exception as error:
+                # Whatever it is, nothing open may be left lying for it.
+                log.warning("open operations could not be looked for: %r", error)
+            await asyncio.sleep(self._pace.sweep_s)
+
+    async def _sweep(self) -> None:
+        """What is open by the ledger's word. That finds what a process before this one left, what
+        another gateway accepted for an engine that is driven here, and what it cancelled."""
+        known = {engine_id: desk.known() for engine_id, desk in self._desks.items()}
+        found: dict[str, list[Operation]] = {}
+        for operation in await self._ledger.operations.open_ones():
+            found.setdefault(operation.engine_id, []).append(operation)
+        for engine_id in found.keys() | self._desks.keys():
+            operations = found.get(engine_id, [])
+            gone = known.get(engine_id, frozenset()) - {each.id for each in operations}
+            self._desk(engine_id).offer(operations, gone)
+        for engine_id in [each for each, desk in self._desks.items() if desk.idle]:
+            del self._desks[engine_id]

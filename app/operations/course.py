@@ -1,0 +1,359 @@
+"""The course of one operation: from its acceptance, or from wherever a process before this one
+left it, to its end.
+
+    set out ──sent──▶ follow ──end──▶ done
+                        │ ▲
+                   lost │ │ known there: attach · proved unknown: send again
+                        ▼ │
+                       ask ──▶ done, where the answer is an end
+
+What is not known is never told as an end. As long as the engine cannot be asked, the operation
+stays `reconciling`, and asking goes on at a bounded pace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from contextlib import aclosing
+from dataclasses import replace
+from datetime import timedelta
+
+from app.backends.port import (
+    EngineBackend,
+    EngineRefused,
+    EngineSilent,
+    Order,
+    OutcomeLost,
+)
+from app.clock import Clock
+from app.domain.commands import command_of
+from app.domain.errors import ChadburnError, EngineFault, UnknownEngine
+from app.domain.facts import EngineFacts
+from app.domain.kinds import FailureEffect, OperationState
+from app.domain.operation import Operation, OperationError, OperationWarning
+from app.domain.transitions import (
+    Cancelled,
+    Completed,
+    Dispatched,
+    Fact,
+    Failed,
+    OutcomeUnknown,
+    Reattached,
+    Refusal,
+    SentAgain,
+    Warned,
+)
+from app.operations.backoff import Backoff
+from app.operations.fleet import FRESH_FOR, Fleet
+from app.operations.logbook import Logbook
+from app.operations.pace import Pace
+
+log = logging.getLogger(__name__)
+
+_UNSENT = frozenset({OperationState.ACCEPTED, OperationState.QUEUED})
+_ENDS = (Completed, Failed, Cancelled)
+_LEFT = "the gateway was restarted while the order was under way"
+_KEY_KEPT = timedelta(hours=24)
+_TRUSTED_MISSES = 3
+_NO_NEWS = frozenset({"OPERATION_ENDED", "OPERATION_NOT_FOUND"})
+
+
+class Course:
+    def __init__(
+        self, logbook: Logbook, fleet: Fleet, clock: Clock, pace: Pace, backoff: Backoff
+    ) -> None:
+        self._log = logbook
+        self._fleet = fleet
+        self._clock = clock
+        self._pace = pace
+        self._backoff = backoff
+        self._news = asyncio.Event()
+        self._cancelling: asyncio.Task[None] | None = None
+        self._doubted = False
+        self._misses = 0
+        self._refused: OperationError | None = None
+
+    @property
+    def operation(self) -> Operation:
+        return self._log.operation
+
+    def notice(self, operation: Operation) -> None:
+        """Somebody else has written: a caller who cancels, a person who settles."""
+        if operation.sequence > self.operation.sequence:
+            self._log.learn(operation)
+            self._news.set()
+            self._heed_cancellation()
+
+    def doubt(self) -> None:
+        """It does not seem to be open any more: look before going on."""
+        self._doubted = True
+        self._news.set()
+
+    async def run(self) -> None:
+        """Until it has ended. Raises LetGo. Cancelling this detaches; nothing is undone."""
+        try:
+            await self._log.read_again()
+            if self._ended():
+                return
+            self._heed_cancellation()
+            if self.operation.state in _UNSENT:
+                backend = await self._set_out()
+                lost = None if backend is None else await self._follow(backend, first=True)
+            else:
+                lost = _LEFT
+            if lost is not None and not self._ended():
+                await self._ask(lost)
+        finally:
+            if self._cancelling is not None:
+                self._cancelling.cancel()
+                await asyncio.gather(self._cancelling, return_exceptions=True)
+
+    # ---- before it is sent ----
+
+    async def _set_out(self) -> EngineBackend | None:
+        """Write down that it is sent, when it can be. None: it has ended instead."""
+        attempt = 0
+        while not self._ended():
+            if self._is_late():
+                await self._log.take(_too_late("the engine could not be reached in time"))
+                return None
+            try:
+                backend = await self._fleet.backend(self.operation.engine_id)
+                facts = await self._facts()
+            except (EngineFault, UnknownEngine) as useless:
+                await self._log.take(_not_sent(useless))
+                return None
+            except (ChadburnError, EngineSilent) as away:
+                # Not sent, so nothing is lost by waiting; it can be cancelled meanwhile.
+                log.info("operation %s waits: %s", self.operation.id, away)
+                attempt += 1
+                await self._pause(attempt)
+                continue
+            if await self._log.take(Dispatched(instance_id=facts.instance_id)) is not None:
+                return None
+            # Writing may have taken long. Nothing is sent after the deadline.
+            if self._is_late():
+                await self._log.take(_too_late("its deadline was over before it was sent"))
+                return None
+            return backend
+        return None
+
+    async def _facts(self) -> EngineFacts:
+        """What the engine said within the last 2 s: it answers, and which process it is."""
+        engine = await self._fleet.engine(self.operation.engine_id)
+        facts = engine.observed.facts
+        if facts is None or abs(self._clock.now() - facts.observed_at) > FRESH_FOR:
+            facts = (await self._fleet.discover(self.operation.engine_id)).facts
+        return facts
+
+    # ---- sent ----
+
+    async def _follow(
+        self, backend: EngineBackend, *, first: bool = False, again: bool = False
+    ) -> str | None:
+        """Hear it to its end. Else why its outcome is not known. `again`: it is sent once more."""
+        try:
+            async with aclosing(backend.carry_out(self._order())) as facts:
+                async for fact in facts:
+                    await self._hear(fact)
+                    if self._ended():
+                        return None
+            return "the engine's reply has no end"
+        except EngineRefused as refused:
+            if first:
+                await self._end(Failed(error=refused.error))
+                return None
+            if again:
+                # It speaks of this attempt alone. Whether the one before has arrived meanwhile is
+                # what is asked next.
+                self._refused = refused.error
+            return "the engine would not say how it goes"
+        except OutcomeLost as lost:
+            return lost.why
+
+    async def _hear(self, fact: Fact) -> None:
+        if self.operation.state is OperationState.RECONCILING:
+            # Only now: a stream that could not be attached to is no news.
+            await self._log.take(Reattached())
+        if isinstance(fact, _ENDS):
+            await self._end(fact)
+        elif await self._log.take(fact) is None:
+            self._misses = 0
+        self._heed_cancellation()
+
+    async def _end(self, fact: Completed | Failed | Cancelled) -> None:
+        """What was changed is read before the end is told: who hears of the end and looks finds
+        the engine as it was left."""
+        try:
+            await self._fleet.reread(self.operation.engine_id, self._pace.after_end_s)
+        except ChadburnError as unread:
+            log.info("operation %s: the engine was not read again: %s", self.operation.id, unread)
+        if await self._log.take(fact) is Refusal.SEEN:
+            # An engine that was restarted may have lost its last events and numbers its end
+            # lower than what was heard. An end is an end.
+            await self._log.take(replace(fact, engine_sequence=None))
+
+    # ---- lost ----
+
+    async def _ask(self, lost: str) -> None:
+        """Ask the engine until it is known how it ended."""
+        while not self._ended():
+            if self.operation.state is not OperationState.RECONCILING:
+                await self._log.take(OutcomeUnknown(message=lost))
+                self._misses = max(self._misses, 1)
+            await self._pause(self._misses - 1)
+            self._misses += 1
+            if self._ended():
+                return
+            await self._warn_when_late()
+            try:
+                backend = await self._fleet.backend(self.operation.engine_id)
+                end = backend.end_without_record(self._order())
+                if end is not None:
+                    await self._log.take(end)
+                    return
+                found = await backend.find(self.operation.id, self._pace.find_timeout_s)
+                # Asked after the loss, and after the engine has answered: it is this process
+                # that does not know the order.
+                unknown_to = None if found else (await self._instance_id())
+            except (EngineSilent, ChadburnError) as silent:
+                log.info("operation %s: no answer: %s", self.operation.id, silent)
+                continue
+            if found is not None:
+                lost = await self._follow(backend) or lost
+                if found.end is not None and not self._ended() and self._misses > _TRUSTED_MISSES:
+                    # It will not tell the story again, but it has kept how that ended.
+                    await self._end(found.end)
+            elif unknown_to is not None and await self._settle_unknown(unknown_to):
+                lost = await self._follow(backend, again=True) or lost
+
+    async def _instance_id(self) -> str:
+        return (await self._fleet.discover(self.operation.engine_id)).facts.instance_id
+
+    async def _settle_unknown(self, instance_id: str) -> bool:
+        """The engine process answered that it does not know the order. True: send it again."""
+        operation = self.operation
+        sent_to, sent_at = operation.engine_instance_id, operation.started_at
+        if sent_to is None or sent_at is None:
+            return False
+        if instance_id != sent_to:
+            # Its memory went with the process, and what the order did before that is not known.
+            message = "the engine was restarted and does not know the order"
+            await self._end(
+                Failed(
+                    error=OperationError("UNKNOWN", "ENGINE_RESTARTED", message, retryable=False)
+                )
+            )
+            return False
+        if operation.engine_operation_id is not None:
+            # It had taken it on. That it forgot is no proof that nothing was done.
+            await self._warn("ENGINE_FORGOT", "the engine no longer knows an order it had taken on")
+            return False
+        if self._clock.now() - sent_at >= _KEY_KEPT:
+            await self._warn("KEY_EXPIRED", "the engine need not remember the order any more")
+            return False
+        if operation.cancel_requested:
+            await self._end(Cancelled(message="cancelled; it had not reached the engine"))
+        elif self._refused is not None:
+            await self._end(Failed(error=self._refused))
+        elif self._is_late():
+            await self._end(_too_late("it had not reached the engine when its deadline was over"))
+        else:
+            sent = await self._log.take(SentAgain()) is None
+            if sent and self._is_late():
+                await self._end(_too_late("its deadline was over before it was sent"))
+                return False
+            return sent
+        return False
+
+    async def _warn_when_late(self) -> None:
+        if self._is_late():
+            said = "the deadline is over, and the outcome is still not known"
+            await self._warn("DEADLINE_PASSED", said)
+
+    async def _warn(self, reason: str, message: str) -> None:
+        """Once."""
+        if all(known.reason != reason for known in self.operation.warnings):
+            await self._log.take(Warned(warning=OperationWarning(reason, message)))
+
+    # ---- cancelled by a caller ----
+
+    def _heed_cancellation(self) -> None:
+        operation = self.operation
+        known = operation.engine_operation_id is not None
+        if operation.cancel_requested and known and not operation.done and not self._cancelling:
+            task = asyncio.get_running_loop().create_task(self._cancel())
+            self._cancelling = task
+
+    async def _cancel(self) -> None:
+        """Ask the engine to cancel until it has heard. How it ends is heard like any end."""
+        attempt = 0
+        while not self._ended():
+            engine_operation_id = self.operation.engine_operation_id
+            assert engine_operation_id is not None
+            try:
+                backend = await self._fleet.backend(self.operation.engine_id)
+                await backend.cancel(engine_operation_id, self._pace.cancel_timeout_s)
+                return
+            except EngineRefused as refused:
+                if refused.error.reason not in _NO_NEWS:
+                    await self._warn("CANCEL_REFUSED", refused.error.message)
+                return
+            except (EngineSilent, ChadburnError) as silent:
+                log.info("operation %s is not cancelled yet: %s", self.operation.id, silent)
+                attempt += 1
+                await asyncio.sleep(self._backoff.pause_s(attempt))
+
+    # ---- parts ----
+
+    def _ended(self) -> bool:
+        # A method: what it says changes while this waits.
+        return self.operation.done
+
+    def _order(self) -> Order:
+        operation = self.operation
+        sent_at, deadline_at = operation.started_at, operation.deadline_at
+        assert sent_at is not None
+        assert deadline_at is not None
+        return Order(
+            operation_id=operation.id,
+            command=command_of(operation.kind, operation.request),
+            expected_revision=operation.expected_revision,
+            deadline_at=deadline_at,
+            # From the moment of the first sending, which does not change: nor does the payload.
+            deadline_ms=max(int((deadline_at - sent_at).total_seconds() * 1_000), 1),
+            trace_id=operation.trace_id,
+        )
+
+    def _is_late(self) -> bool:
+        deadline_at = self.operation.deadline_at
+        return deadline_at is not None and self._clock.now() >= deadline_at
+
+    async def _pause(self, attempt: int) -> None:
+        """Cut short by news."""
+        pause_s = self._backoff.pause_s(attempt)
+        if pause_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._news.wait()
+            self._news.clear()
+        if self._doubted:
+            self._doubted = False
+            await self._log.read_again()
+
+
+def _too_late(message: str) -> Failed:
+    return Failed(
+        error=OperationError(
+            "DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", message, effect=FailureEffect.NONE
+        )
+    )
+
+
+def _not_sent(error: ChadburnError) -> Failed:
+    code = "UNAUTHENTICATED" if error.reason == "ENGINE_AUTH_REFUSED" else "UNAVAILABLE"
+    return Failed(
+        error=OperationError(code, error.reason, error.message, effect=FailureEffect.NONE)
+    )

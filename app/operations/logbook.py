@@ -1,0 +1,129 @@
+"""Writing down what happens to one operation: in order, under the lease, and never dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from functools import partial
+from typing import TypeVar
+
+from app.clock import Clock
+from app.domain.operation import Operation
+from app.domain.transitions import Advanced, Fact, Refusal, Rejected, advance
+from app.ledger.errors import Superseded
+from app.ledger.ledger import Ledger
+from app.ledger.values import Lease
+from app.operations.auditing import end_entry
+from app.operations.backoff import Backoff
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class LetGo(Exception):
+    """The lease is gone: somebody else drives the engine, and nothing more may be written."""
+
+
+class Logbook:
+    """The operation as this process knows it, and the only way its course is written.
+
+    Two may write at the same time: whoever drives the operation here, and a caller who cancels
+    it. The ledger lets one of them through; the other reads again and judges its fact anew.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        operation: Operation,
+        clock: Clock,
+        backoff: Backoff,
+        *,
+        lease: Callable[[], Lease],
+        still_ours: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """`still_ours`: ask the ledger whether the lease holds."""
+        self._ledger = ledger
+        self._operation = operation
+        self._clock = clock
+        self._backoff = backoff
+        self._lease = lease
+        self._still_ours = still_ours
+        self._writing = asyncio.Lock()
+
+    @property
+    def operation(self) -> Operation:
+        return self._operation
+
+    def learn(self, operation: Operation) -> None:
+        """A version read or written elsewhere."""
+        if operation.sequence > self._operation.sequence:
+            self._operation = operation
+
+    async def read_again(self) -> None:
+        """From the ledger, which may have to come back first."""
+        stored = await self._persist(lambda: self._ledger.operations.get(self._operation.id))
+        if stored is None:
+            raise LetGo
+        self._operation = stored
+
+    async def take(self, fact: Fact) -> Refusal | None:
+        """Write it down. None: it is written. Returns only when one or the other is certain; a
+        database that is away is waited for. Raises LetGo."""
+        async with self._writing:
+            # One moment for all attempts: it tells the own entry from another writer's.
+            at = self._clock.now()
+            lost_races = 0
+            while True:
+                before = self._operation
+                step = advance(before, fact, at)
+                if isinstance(step, Rejected):
+                    return step.refusal
+                try:
+                    await self._persist(partial(self._record, before, step, at))
+                except Superseded:
+                    await self.read_again()
+                    if await self._is_written(step):
+                        return None
+                    if not await self._persist(self._still_ours):
+                        raise LetGo from None
+                    await asyncio.sleep(self._backoff.pause_s(lost_races))
+                    lost_races += 1
+                else:
+                    return None
+
+    async def _record(self, before: Operation, step: Advanced, at: datetime) -> None:
+        ended = step.operation.done
+        written = await self._ledger.operations.record(
+            before,
+            step,
+            lease=self._lease(),
+            audit=end_entry(step.operation, at) if ended else None,
+        )
+        self.learn(written)
+
+    async def _is_written(self, step: Advanced) -> bool:
+        """Whether an attempt that seemed to fail had been committed all the same."""
+        if self._operation.sequence < step.operation.sequence or step.event is None:
+            return False
+        stored = await self._persist(
+            lambda: self._ledger.events.of_operation(
+                step.operation.id, after_sequence=step.operation.sequence - 1, limit=1
+            )
+        )
+        return bool(stored) and stored[0].event == step.event
+
+    async def _persist(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Until it is done. Only what the ledger says about the operation itself gets through."""
+        tries = 0
+        while True:
+            try:
+                return await attempt()
+            except Superseded:
+                raise
+            except Exception as error:
+                tries += 1
+                log.warning("operation %s: the ledger failed: %r", self._operation.id, error)
+                await asyncio.sleep(self._backoff.pause_s(tries))
