@@ -75,10 +75,11 @@ class IssuerSettings(_Section):
 
 
 class ReachSettings(_Section):
-    """Where engines may be. Nothing is reachable that is not named here."""
+    """Where engines may be. Nothing is reachable that is not named here: whoever sets one of
+    these names all of them."""
 
     hosts: tuple[str, ...] = ()
-    cidrs: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
+    cidrs: tuple[str, ...] = ()
     socket_dirs: tuple[Path, ...] = ()
     allow_plaintext_beyond_loopback: bool = False
 
@@ -130,6 +131,9 @@ class CredentialSettings(_Section):
         return self
 
 
+_THIS_MACHINE = ReachSettings(hosts=("localhost",), cidrs=("127.0.0.0/8", "::1/128"))
+
+
 class Settings(BaseSettings):
     """Times say their unit in their name. `port` 0: any free one."""
 
@@ -157,7 +161,7 @@ class Settings(BaseSettings):
     read_only: bool = False
     """Refuse every order and every change of the register."""
 
-    engine_reach: ReachSettings = ReachSettings()
+    engine_reach: ReachSettings = _THIS_MACHINE
     engine_credentials: dict[str, CredentialSettings] = Field(default_factory=dict)
     observe_interval_s: float = Field(default=5.0, gt=0, le=3600)
     operation_deadline_ms: dict[OperationKind, Milliseconds] = Field(default_factory=dict)
@@ -189,6 +193,12 @@ class Settings(BaseSettings):
         if parts.query or parts.fragment or parts.username or parts.password:
             raise ValueError("must have no user, query or fragment")
         return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _says_where_it_is(self) -> Settings:
+        if self.public_url is None and self.host in ("0.0.0.0", "::", ""):  # noqa: S104
+            raise ValueError("public_url is needed when host is every address of the machine")
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -36,5 +36,11 @@ def issuers_degraded(rooms: Rooms) -> bool:
 
 async def exposition(rooms: Rooms) -> bytes:
     """All figures, with engines and open operations as of now."""
+    await look_at_engines(rooms)
+    return rooms.metrics.render()
+
+
+async def look_at_engines(rooms: Rooms) -> None:
+    """Bring the figures of engines and open operations up to date."""
     engines = await rooms.ledger.engines.page(EngineFilter(), None, _ENGINES_AT_MOST)
-    return rooms.metrics.render(engines.items, await rooms.ledger.operations.open_ones())
+    rooms.metrics.saw(engines.items, await rooms.ledger.operations.open_ones())

@@ -36,6 +36,11 @@ class UndeclaredRoute(RuntimeError):
 
 
 class EdgeRoute(APIRoute):
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        # The names of handlers are the names in the OpenAPI document, and in the audit.
+        self.unique_id = self.operation_id or self.name
+
     def get_route_handler(self) -> Handler:
         inner = super().get_route_handler()
         say = declaration_of(self)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import Counter as CounterMetric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 
 from app.domain.engine import Engine, HealthState
 from app.domain.operation import Operation
@@ -21,7 +25,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
+        self._requests = CounterMetric(
             "chadburn_http_requests",
             "Requests answered.",
             ("method", "route", "status"),
@@ -34,13 +38,13 @@ class Metrics:
             buckets=_REQUEST_SECONDS,
             registry=self.registry,
         )
-        self._refused = Counter(
+        self._refused = CounterMetric(
             "chadburn_auth_refused",
             "Calls refused for their token (401) or their scopes (403).",
             ("reason",),
             registry=self.registry,
         )
-        self._operations = Counter(
+        self._operations = CounterMetric(
             "chadburn_operations_ended",
             "Operations by kind and end.",
             ("kind", "state"),
@@ -53,27 +57,11 @@ class Metrics:
             buckets=_OPERATION_SECONDS,
             registry=self.registry,
         )
-        self._open_operations = Gauge(
-            "chadburn_operations_open",
-            "Operations that have not ended, by state.",
-            ("state",),
-            registry=self.registry,
-        )
         self._streams = Gauge(
             "chadburn_streams_open", "Event streams open now.", registry=self.registry
         )
-        self._health = Gauge(
-            "chadburn_engine_health",
-            "1 for the state an engine was last seen in, 0 for the others.",
-            ("engine", "state"),
-            registry=self.registry,
-        )
-        self._observed_at = Gauge(
-            "chadburn_engine_observed_timestamp_seconds",
-            "When an engine was last asked, unix time.",
-            ("engine",),
-            registry=self.registry,
-        )
+        self._standing = _Standing()
+        self.registry.register(self._standing)
 
     def request_answered(self, method: str, route: str, status: int, seconds: float) -> None:
         self._requests.labels(method, route, str(status)).inc()
@@ -94,18 +82,49 @@ class Metrics:
     def stream_closed(self) -> None:
         self._streams.dec()
 
-    def render(self, engines: Iterable[Engine], open_operations: Iterable[Operation]) -> bytes:
-        """The exposition, with the state of engines and open operations as of this call."""
-        self._health.clear()
-        self._observed_at.clear()
-        self._open_operations.clear()
-        for engine in engines:
-            for state in HealthState:
-                seen = float(engine.observed.health is state)
-                self._health.labels(engine.id, state.value).set(seen)
-            if engine.observed.observed_at is not None:
-                at = engine.observed.observed_at.timestamp()
-                self._observed_at.labels(engine.id).set(at)
-        for operation in open_operations:
-            self._open_operations.labels(operation.state.value).inc()
+    def saw(self, engines: Iterable[Engine], open_operations: Iterable[Operation]) -> None:
+        """Engines and open operations as of now, for every scrape until the next call."""
+        self._standing.families = tuple(_families(tuple(engines), tuple(open_operations)))
+
+    def render(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _Standing(Collector):
+    """Figures that are read whole from elsewhere, and swapped in one go: a scrape by another
+    thread sees the old ones or the new ones, never half of both."""
+
+    def __init__(self) -> None:
+        self.families: tuple[Metric, ...] = ()
+
+    def collect(self) -> Iterable[Metric]:
+        return self.families
+
+
+def _families(
+    engines: tuple[Engine, ...], open_operations: tuple[Operation, ...]
+) -> Iterator[Metric]:
+    health = GaugeMetricFamily(
+        "chadburn_engine_health",
+        "1 for the state an engine was last seen in, 0 for the others.",
+        labels=("engine", "state"),
+    )
+    observed = GaugeMetricFamily(
+        "chadburn_engine_observed_timestamp_seconds",
+        "When an engine was last asked, unix time.",
+        labels=("engine",),
+    )
+    for engine in engines:
+        for state in HealthState:
+            seen = float(engine.observed.health is state)
+            health.add_metric((engine.id, state.value), seen)
+        if engine.observed.observed_at is not None:
+            observed.add_metric((engine.id,), engine.observed.observed_at.timestamp())
+    yield health
+    yield observed
+    operations = GaugeMetricFamily(
+        "chadburn_operations_open", "Operations that have not ended, by state.", labels=("state",)
+    )
+    for state_name, number in Counter(op.state.value for op in open_operations).items():
+        operations.add_metric((state_name,), number)
+    yield operations

@@ -1,0 +1,78 @@
+"""uvicorn, with an end that open streams hear of first."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from app.http.closing import Closing
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = found[0]
+    return socket.create_server(address[:2], family=family, backlog=2048)
+
+
+class GatewayServer(uvicorn.Server):
+    """The lifespan is entered here and not by uvicorn, so that what it raises at the start
+    reaches whoever called `serve`.
+
+    At the end streams are told before connections are asked to close: an open stream would
+    otherwise hold the process until its grace is over.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        closing: Closing,
+        *,
+        grace_s: float,
+        keep_alive_s: int,
+        on_ready: Callable[[], None],
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,  # the application's own layer, with its own list
+                server_header=False,
+                timeout_graceful_shutdown=max(1, round(grace_s)),
+                timeout_keep_alive=keep_alive_s,
+            )
+        )
+        self._app = app
+        self._closing = closing
+        self._on_ready = on_ready
+        self._held = AsyncExitStack()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        lifespan = self._app.router.lifespan_context(self._app)
+        state = await self._held.enter_async_context(lifespan)
+        self.lifespan.state.update(state or {})
+        await super().startup(sockets)
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._closing.set()
+        try:
+            await super().shutdown(sockets)
+        finally:
+            await self._held.aclose()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """An asked-for end is a clean one: unlike uvicorn's, it is not raised again at the end,
+        so the process exits with 0. A second interrupt waits for nothing."""
+        del frame
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True

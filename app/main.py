@@ -1,0 +1,278 @@
+"""The composition root: the one module that knows all the others.
+
+`create_app` makes the application, `serve` runs it as a process. Everything is opened in the
+lifespan and given back there in the opposite order, so that two applications share nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+from fastapi import FastAPI
+from prometheus_client import start_http_server
+
+from app.auth.requires import Gate
+from app.auth.tokens.verifier import TokenVerifier
+from app.backends.credentials import Credentials
+from app.backends.registry import Backends
+from app.clock import Clock, IdSource, SystemClock, uuid7
+from app.domain.events import TERMINAL_EVENTS
+from app.http.api import ApiSettings, build_api
+from app.http.closing import Closing
+from app.http.readiness import look_at_engines
+from app.http.records import record_refused_callers
+from app.http.rooms import EdgeSettings, Rooms
+from app.http.route import refuse_undeclared
+from app.http.routers.identity import metadata_url
+from app.http.server import GatewayServer, bound
+from app.http.tail import Tail
+from app.ledger.ledger import Ledger
+from app.ledger.values import StoredEvent
+from app.observability.log import configure_logging, logger
+from app.observability.metrics import Metrics
+from app.observability.refused_callers import RefusedCallers
+from app.operations.deadlines import Deadlines
+from app.operations.fleet import Fleet
+from app.operations.orders import Orders
+from app.operations.runner import Runner
+from app.settings import Settings
+from app.startup import (
+    EXIT_ADDRESS,
+    StartupRefused,
+    credentials_of,
+    deadlines_of,
+    issuers_of,
+    opened_ledger,
+    prepare_data_dir,
+    reach_of,
+)
+
+_HOUSEKEEPING_S = 5.0
+_KEY_FETCH_TIMEOUT_S = 5.0
+_log = logger("chadburn.main")
+
+
+def create_app(
+    settings: Settings,
+    *,
+    clock: Clock | None = None,
+    new_id: IdSource = uuid7,
+    closing: Closing | None = None,
+) -> FastAPI:
+    """The whole gateway. Its lifespan raises StartupRefused when it cannot begin.
+
+    `closing`: set by whoever runs the server, before connections are asked to close, so that
+    streams end with a farewell; without one they end when the server lets go of them.
+    """
+    clock = clock or SystemClock()
+    closing = closing or Closing()
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
+        refuse_undeclared(app)  # also what was added after `build_api`
+        async with _opened(settings, clock, new_id, closing, metrics) as state:
+            yield state
+
+    return build_api(
+        ApiSettings(
+            allowed_hosts=_hosts_of(settings),
+            max_body_bytes=settings.max_body_bytes,
+            max_concurrent_requests=settings.max_concurrent_requests,
+            trusted_proxies=settings.trusted_proxies,
+            https=settings.base_url.startswith("https:"),
+        ),
+        metrics=metrics,
+        lifespan=lifespan,
+        new_id=new_id,
+        new_trace_id=lambda: secrets.token_hex(16),
+    )
+
+
+def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> int:
+    """Run until SIGTERM or SIGINT; the exit code. `ready` is told the address once it answers.
+
+    A start that is refused is one line on standard error and an exit code of its own (see
+    `app.startup`). The end takes at most about twice `shutdown_grace_s`.
+    """
+    configure_logging(settings.log_level, settings.log_format)
+    try:
+        listener = _bound(settings.host, settings.port)
+        at = settings.model_copy(update={"port": listener.getsockname()[1]})
+        asyncio.run(_serve(at, listener, ready or _print_address))
+    except StartupRefused as refused:
+        print(f"chadburn: {refused.line}", file=sys.stderr)
+        return refused.exit_code
+    return 0
+
+
+async def _serve(settings: Settings, listener: socket.socket, ready: Callable[[str], None]) -> None:
+    closing = Closing()
+    app = create_app(settings, closing=closing)
+    server = GatewayServer(
+        app,
+        closing,
+        grace_s=settings.shutdown_grace_s,
+        keep_alive_s=settings.keep_alive_s,
+        on_ready=lambda: ready(settings.base_url),
+    )
+    await server.serve(sockets=[listener])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        return bound(host, port)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else "no such address"
+        raise StartupRefused(f"cannot listen on {host}:{port}: {why}", EXIT_ADDRESS) from error
+
+
+def _print_address(url: str) -> None:
+    print(f"chadburn: serving {url}", flush=True)
+
+
+@asynccontextmanager
+async def _opened(
+    settings: Settings, clock: Clock, new_id: IdSource, closing: Closing, metrics: Metrics
+) -> AsyncIterator[dict[str, Any]]:
+    # What can be wrong with the settings is found before anything is opened.
+    issuers, reach = issuers_of(settings), reach_of(settings)
+    credentials, deadlines = credentials_of(settings), deadlines_of(settings)
+    prepare_data_dir(settings)
+    async with AsyncExitStack() as held:
+        ledger = await opened_ledger(settings, clock)
+        held.push_async_callback(ledger.close)
+        http = await held.enter_async_context(
+            httpx2.AsyncClient(timeout=_KEY_FETCH_TIMEOUT_S, follow_redirects=False)
+        )
+        verifier = TokenVerifier(issuers, http=http, now=clock.now)
+        held.push_async_callback(verifier.aclose)
+        backends = Backends(reach, Credentials(credentials, clock), clock)
+        fleet, runner, orders = _use_cases(settings, ledger, backends, clock, new_id, deadlines)
+        tail = Tail(ledger, on_event=_counting(ledger, metrics))
+        closing.tell(tail.wake)
+        rooms = Rooms(
+            ledger=ledger,
+            fleet=fleet,
+            orders=orders,
+            clock=clock,
+            new_id=new_id,
+            tail=tail,
+            metrics=metrics,
+            refused_callers=RefusedCallers(),
+            edge=_edge_of(settings),
+            closing=closing,
+            issuer_states=verifier.issuer_states,
+        )
+        await tail.start()
+        held.push_async_callback(tail.stop)
+        await fleet.start()
+        held.push_async_callback(fleet.stop)
+        await runner.start()
+        held.push_async_callback(runner.stop, settings.shutdown_grace_s)
+        held.push_async_callback(_write_refused_callers, rooms)
+        for background in (_housekeeping(rooms), verifier.warm()):
+            held.push_async_callback(_ended, asyncio.create_task(background))
+        if settings.metrics_port is not None:
+            held.callback(_exposed(settings.metrics_host, settings.metrics_port, metrics))
+        held.callback(closing.set)
+        yield {
+            "rooms": rooms,
+            "gate": Gate(verifier, settings.read_only),
+            "resource_metadata": metadata_url(settings.base_url),
+        }
+
+
+def _exposed(host: str, port: int, metrics: Metrics) -> Callable[[], None]:
+    """Open the listener for figures alone; what is given closes it. Raises StartupRefused."""
+    try:
+        server, thread = start_http_server(port, host, metrics.registry)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else "no such address"
+        line = f"cannot listen on {host}:{port} for metrics: {why}"
+        raise StartupRefused(line, EXIT_ADDRESS) from error
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5)
+
+    return close
+
+
+def _use_cases(
+    settings: Settings,
+    ledger: Ledger,
+    backends: Backends,
+    clock: Clock,
+    new_id: IdSource,
+    deadlines: Deadlines,
+) -> tuple[Fleet, Runner, Orders]:
+    fleet = Fleet(ledger, backends, clock, observe_interval_s=settings.observe_interval_s)
+    runner = Runner(ledger, fleet, clock, owner=f"gateway-{new_id()}")
+    orders = Orders(
+        ledger,
+        fleet,
+        runner,
+        clock,
+        new_id,
+        deadlines=deadlines,
+        key_retention_s=settings.key_retention_hours * 3600.0,
+    )
+    return fleet, runner, orders
+
+
+def _edge_of(settings: Settings) -> EdgeSettings:
+    return EdgeSettings(
+        base_url=settings.base_url,
+        authorization_servers=tuple(issuer.issuer for issuer in settings.issuers),
+        max_streams=settings.max_streams,
+        stream_max_s=settings.stream_max_s,
+        stream_send_timeout_s=settings.stream_send_timeout_s,
+    )
+
+
+def _hosts_of(settings: Settings) -> tuple[str, ...]:
+    public = urlsplit(settings.base_url).hostname or ""
+    return (public, settings.host, *settings.allowed_hosts)
+
+
+def _counting(ledger: Ledger, metrics: Metrics) -> Callable[[StoredEvent], Any]:
+    async def count(stored: StoredEvent) -> None:
+        if stored.event.type in TERMINAL_EVENTS:
+            operation = await ledger.operations.get(stored.event.operation_id)
+            if operation is not None:
+                metrics.operation_ended(operation)
+
+    return count
+
+
+async def _housekeeping(rooms: Rooms) -> None:
+    while True:
+        await asyncio.sleep(_HOUSEKEEPING_S)
+        try:
+            await record_refused_callers(
+                rooms.ledger, rooms.refused_callers, rooms.clock, all_of_them=False
+            )
+            await look_at_engines(rooms)
+        except Exception as error:
+            # It is tried again; nothing else may end for it.
+            _log.warning("housekeeping_interrupted", exc_info=error)
+
+
+async def _write_refused_callers(rooms: Rooms) -> None:
+    await record_refused_callers(rooms.ledger, rooms.refused_callers, rooms.clock, all_of_them=True)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

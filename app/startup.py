@@ -1,0 +1,184 @@
+"""From settings to the values that the rooms take, and each way in which a start is refused."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit
+
+from app.auth.tokens.issuers import IssuerConfig, IssuerConfigError, RoleMap, RoleUse, TokenProfile
+from app.backends.credentials import CredentialSettings, OAuthClientSettings, TlsFiles
+from app.backends.reach import ReachPolicy
+from app.clock import Clock
+from app.domain.errors import ChadburnError, InvalidArgument
+from app.domain.scopes import Scope
+from app.ledger.errors import (
+    LedgerInUse,
+    LedgerUnavailable,
+    SchemaAhead,
+    SchemaBehind,
+    UpgradeBusy,
+)
+from app.ledger.ledger import Ledger
+from app.operations.deadlines import Deadlines
+from app.settings import CredentialSettings as CredentialSection
+from app.settings import IssuerSettings, Settings
+
+# What a process that could not start exits with.
+EXIT_SETTINGS = 2
+EXIT_ADDRESS = 3
+EXIT_DATA_DIR = 4
+EXIT_LEDGER_IN_USE = 5
+EXIT_DATABASE = 6
+EXIT_SCHEMA = 7
+
+
+class StartupRefused(Exception):
+    """One line for whoever starts the process, and the exit code. Holds no secret."""
+
+    def __init__(self, line: str, exit_code: int) -> None:
+        super().__init__(line)
+        self.line = line
+        self.exit_code = exit_code
+
+
+def issuers_of(settings: Settings) -> tuple[IssuerConfig, ...]:
+    """Raises StartupRefused: an open gateway is never what a missing setting means."""
+    if not settings.issuers:
+        raise StartupRefused(
+            "no token issuer is configured: set issuers and audience", EXIT_SETTINGS
+        )
+    try:
+        return tuple(_issuer(issuer, settings.audience) for issuer in settings.issuers)
+    except (IssuerConfigError, ValueError) as error:
+        raise StartupRefused(str(error), EXIT_SETTINGS) from error
+
+
+def _issuer(issuer: IssuerSettings, audience: str | None) -> IssuerConfig:
+    ours = issuer.audience or audience
+    if ours is None:
+        raise ValueError(f"issuer {issuer.issuer!r}: no audience is set")
+    return IssuerConfig(
+        issuer=issuer.issuer,
+        audience=ours,
+        inference_audiences=issuer.inference_audiences,
+        jwks_uri=issuer.jwks_uri,
+        algorithms=issuer.algorithms,
+        profile=TokenProfile(issuer.profile),
+        scope_claims=issuer.scope_claims,
+        role_maps=tuple(
+            RoleMap(
+                claim=role_map.claim,
+                scopes={
+                    role: frozenset(Scope(name) for name in names)
+                    for role, names in role_map.scopes.items()
+                },
+            )
+            for role_map in issuer.role_maps
+        ),
+        role_use=RoleUse(issuer.role_use),
+        client_id_claims=issuer.client_id_claims,
+        leeway_s=issuer.leeway_s,
+    )
+
+
+def reach_of(settings: Settings) -> ReachPolicy:
+    """Raises StartupRefused."""
+    reach = settings.engine_reach
+    try:
+        return ReachPolicy(
+            hosts=reach.hosts,
+            cidrs=reach.cidrs,
+            socket_dirs=tuple(str(folder) for folder in reach.socket_dirs),
+            allow_plaintext_beyond_loopback=reach.allow_plaintext_beyond_loopback,
+        )
+    except ValueError as error:
+        raise StartupRefused(f"engine_reach: {error}", EXIT_SETTINGS) from error
+
+
+def credentials_of(settings: Settings) -> dict[str, CredentialSettings]:
+    """Raises StartupRefused."""
+    found = {}
+    for name, section in settings.engine_credentials.items():
+        try:
+            found[name] = _credential(section)
+        except ValueError as error:
+            raise StartupRefused(f"engine_credentials.{name}: {error}", EXIT_SETTINGS) from error
+    return found
+
+
+def _credential(section: CredentialSection) -> CredentialSettings:
+    oauth, tls = section.oauth, section.tls
+    return CredentialSettings(
+        bearer_file=section.bearer_file,
+        oauth=None
+        if oauth is None
+        else OAuthClientSettings(
+            token_url=oauth.token_url,
+            client_id=oauth.client_id,
+            client_secret_file=oauth.client_secret_file,
+            scope=oauth.scope,
+            parameters=dict(oauth.parameters),
+        ),
+        tls=None
+        if tls is None
+        else TlsFiles(authorities=tls.authorities, certificate=tls.certificate, key=tls.key),
+        server_name=section.server_name,
+        bound_to=section.bound_to,
+    )
+
+
+def deadlines_of(settings: Settings) -> Deadlines:
+    """Raises StartupRefused."""
+    try:
+        return Deadlines(settings.operation_deadline_ms)
+    except ValueError as error:
+        raise StartupRefused(f"operation_deadline_ms: {error}", EXIT_SETTINGS) from error
+
+
+def prepare_data_dir(settings: Settings) -> None:
+    """Make the folder if it is not there, for its owner alone. Raises StartupRefused."""
+    folder = settings.data_dir
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupRefused(
+            f"the data directory {folder} cannot be made: {error.strerror}", EXIT_DATA_DIR
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StartupRefused(f"the data directory {folder} is not writable", EXIT_DATA_DIR)
+
+
+async def opened_ledger(settings: Settings, clock: Clock) -> Ledger:
+    """Raises StartupRefused."""
+    where = _shown(settings.ledger_url)
+    try:
+        return await Ledger.open(
+            settings.ledger_url, clock=clock, migrate=settings.upgrade_on_start
+        )
+    except LedgerInUse as error:
+        raise StartupRefused(f"{where}: {error.message}", EXIT_LEDGER_IN_USE) from error
+    except SchemaBehind as error:
+        raise StartupRefused(
+            f"{where}: {error.message}; run: chadburn db upgrade", EXIT_SCHEMA
+        ) from error
+    except (SchemaAhead, UpgradeBusy) as error:
+        raise StartupRefused(f"{where}: {error.message}", EXIT_SCHEMA) from error
+    except LedgerUnavailable as error:
+        raise StartupRefused(f"{where}: {error.message}", EXIT_DATABASE) from error
+    except InvalidArgument as error:
+        raise StartupRefused(f"database_url: {error.message}", EXIT_SETTINGS) from error
+    except ChadburnError as error:
+        raise StartupRefused(f"{where}: {error.message}", EXIT_DATABASE) from error
+
+
+def _shown(url: str) -> str:
+    """The database without what could be a secret."""
+    try:
+        parts = urlsplit(url)
+        scheme = parts.scheme.partition("+")[0]
+        if scheme == "sqlite":
+            return parts.path.removeprefix("/")
+        port = f":{parts.port}" if parts.port else ""
+        return f"{scheme}://{parts.hostname or ''}{port}{parts.path}"
+    except ValueError:
+        return "the database"
