@@ -96,7 +96,7 @@ async def pause(errand: Errand) -> Ending:
     if in_force is not None and in_force.mode is command.mode:
         return _paused(errand, coming, Conclusion(requests_kept=state.frozen), finished=0)
     finished = gate.finished
-    if command.mode is PauseMode.DRAIN and gate.admission is Admission.OPEN and gate.in_flight:
+    if command.mode is PauseMode.DRAIN and gate.admission is Admission.OPEN:
         await _drain(errand, coming)
     finished = gate.finished - finished if command.mode is PauseMode.DRAIN else 0
     try:
@@ -116,7 +116,10 @@ async def _drain(errand: Errand, coming: HeldPause) -> None:
     def now_at() -> Progress:
         return Progress("draining", total - gate.in_flight, total, "requests")
 
-    # Admission is a fact, so it rises the revision on the way out and on the way back.
+    if not total:
+        await errand.record(Progressed(progress=now_at()), NO_CHANGE, None)
+        return
+    # Admission is a fact: it raises the revision on the way out and on the way back.
     errand.undo_change = REVISION
     await errand.record(Progressed(progress=now_at()), REVISION, lambda: state.pause_began(coming))
 

@@ -68,7 +68,7 @@ class Listener:
         await self.server.stop(grace_s)
         if self.address.startswith("unix:"):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.address.removeprefix("unix:"))  # noqa: PTH108
+                os.unlink(self.address.removeprefix("unix:"))
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:

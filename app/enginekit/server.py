@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 import grpc
@@ -64,8 +64,11 @@ class EngineServer:
         *,
         now: Callable[[], datetime] = utc_now,
         new_id: Callable[[], str] = random_id,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
+        """`interceptors` go before both listeners' services, behind the judging of tokens."""
         self._runtime = runtime
+        self._interceptors = tuple(interceptors)
         self._settings = settings
         self._now = now
         self._new_id = new_id
@@ -188,10 +191,10 @@ class EngineServer:
 
     def _judging(
         self, verifier: Verifier | None, audience: AudienceKind
-    ) -> list[grpc.aio.ServerInterceptor]:
+    ) -> tuple[grpc.aio.ServerInterceptor, ...]:
         if verifier is None:
-            return []
-        return [BearerInterceptor(verifier, audience, self._callers)]
+            return self._interceptors
+        return (BearerInterceptor(verifier, audience, self._callers), *self._interceptors)
 
     def _add_control(self, listener: Listener, state: EngineState, *, admin: bool) -> None:
         service = ControlService(
