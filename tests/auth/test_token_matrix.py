@@ -111,6 +111,21 @@ def headed(**header: Any) -> Make:
     return lambda iss: signed(claims(iss=iss), **header)
 
 
+def with_algorithm(name: str) -> Make:
+    header = {"alg": name, "typ": "at+jwt"}
+    return lambda iss: unsigned(header, json.dumps(claims(iss=iss)).encode(), b"x")
+
+
+def with_number(claim: str, text: str) -> Make:
+    """The claim written as this JSON number, whatever Python would make of it."""
+
+    def make(iss: str) -> str:
+        document = json.dumps(claims(**{"iss": iss, claim: "@"}))
+        return signed(document.replace('"@"', text).encode())
+
+    return make
+
+
 REFUSED: dict[str, tuple[Make, str]] = {
     # not a signed JWT at all
     "empty": (lambda iss: "", "TOKEN_MALFORMED"),
@@ -163,9 +178,7 @@ REFUSED: dict[str, tuple[Make, str]] = {
     # algorithm and key
     **{
         f"alg-{name}": (
-            lambda iss, name=name: unsigned(
-                {"alg": name, "typ": "at+jwt"}, json.dumps(claims(iss=iss)).encode(), b"x"
-            ),
+            with_algorithm(name),
             "TOKEN_ALGORITHM_REFUSED",
         )
         for name in ("none", "None", "NONE", "nOnE", "", "HS256", "HS512", "es256", "ES256K")
@@ -250,9 +263,7 @@ REFUSED: dict[str, tuple[Make, str]] = {
     },
     **{
         f"{name}-{text}": (
-            lambda iss, name=name, text=text: signed(
-                json.dumps(claims(**{"iss": iss, name: "@"})).replace('"@"', text).encode()
-            ),
+            with_number(name, text),
             "TOKEN_CLAIM_INVALID",
         )
         for name in ("exp", "nbf", "iat")
