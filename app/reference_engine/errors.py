@@ -123,6 +123,10 @@ class StartupFailed(ReferenceEngineError):
     """A rank did not become ready; the message carries its own last words."""
 
 
+class CannotServe(ReferenceEngineError):
+    """Settings, data folder or addresses do not allow to serve; the message is one line."""
+
+
 class OrderRefused(ReferenceEngineError):
     """Within a rank: the order can not be carried out now, and nothing was changed by it."""
 

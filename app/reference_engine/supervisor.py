@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import app
 from app.reference_engine.channel import OrderLog, RankConnection, SocketConnection
 from app.reference_engine.errors import OrderRejected, RankLost, StartupFailed
 from app.reference_engine.limits import CoreSettings
@@ -26,6 +23,7 @@ from app.reference_engine.messages import (
     StartFailed,
     Tokens,
 )
+from app.reference_engine.processes import own_environment, own_module
 from app.reference_engine.wire import MalformedFrame, encode_frame
 
 _KILL_WAIT_S = 10.0
@@ -45,21 +43,15 @@ class RankProcess:
     async def spawn(cls, rank: int) -> RankProcess:
         """A fresh interpreter that inherits nothing but its end of a socket pair."""
         ours, theirs = socket.socketpair()
-        environment = dict(os.environ)
-        # The rank must import this very package, wherever the front end found it.
-        roots = [str(Path(app.__file__).parents[1]), environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, roots))
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "app.reference_engine.worker",
+                    *own_module("app.reference_engine.worker"),
                     str(theirs.fileno()),
                     pass_fds=(theirs.fileno(),),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.DEVNULL,
-                    env=environment,
+                    env=own_environment(),
                 )
             reader, writer = await asyncio.open_connection(sock=ours)
         except BaseException:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from app.reference_engine.config import ModelConfig, parse_config
+from app.reference_engine.first_start import tiny_checkpoint_path
 from app.reference_engine.weights import EMBEDDING, LM_HEAD, expected_shapes
-
-# Part of the folder's name: a checkpoint of an earlier recipe is never mistaken for this one.
-RECIPE = 1
 
 _VOCABULARY = 768  # an upper bound: training stops when every word is one token
 _LONGEST_WAIT_S = 60.0
@@ -75,7 +74,7 @@ def ensure_tiny_checkpoint(parent: Path, seed: int) -> Path:
     Either the whole checkpoint is there or nothing: it is made aside and moved into place. Engines
     that start at once wait for each other; what a killed one left aside is cleared away.
     """
-    target = parent / f"tiny-llama-{RECIPE}-{seed}"
+    target = tiny_checkpoint_path(parent, seed)
     if target.is_dir():
         return target
     parent.mkdir(parents=True, exist_ok=True)
@@ -156,3 +155,7 @@ def _word_bias(tokenizer: Tokenizer) -> torch.Tensor:
 def _is_shown(tokenizer: Tokenizer, token: int, words: set[str]) -> bool:
     text: str = tokenizer.decode([token], skip_special_tokens=False)
     return text in words or text in {".", ","}
+
+
+if __name__ == "__main__":
+    ensure_tiny_checkpoint(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,23 @@
+"""Starting modules of this package as processes of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import app
+
+
+def own_module(name: str) -> tuple[str, ...]:
+    """The command that runs a module. Without ``-P``, a folder named ``app`` in the directory
+    where the engine was started would be taken for this package."""
+    return (sys.executable, "-P", "-m", name)
+
+
+def own_environment() -> dict[str, str]:
+    """This process's environment, with the place from which it has this package."""
+    environment = dict(os.environ)
+    roots = [str(Path(app.__file__).parents[1]), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, roots))
+    return environment

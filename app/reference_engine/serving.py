@@ -1,0 +1,207 @@
+"""The whole engine as a service: ranks, runtime, and the two listeners of the kit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import SystemRandom
+
+import httpx2
+
+from app import __version__
+from app.auth.tokens.issuers import IssuerConfig, IssuerConfigError, TokenProfile
+from app.auth.tokens.verifier import TokenVerifier
+from app.enginekit.server import (
+    EngineServer,
+    KitSettings,
+    SettingsError,
+    StoreInUse,
+    StoreUnreadable,
+    TlsFiles,
+    random_id,
+    utc_now,
+)
+from app.reference_engine.engine import Engine
+from app.reference_engine.errors import CannotServe
+from app.reference_engine.first_start import find_or_make_tiny_checkpoint
+from app.reference_engine.intake import Intake
+from app.reference_engine.limits import CoreSettings
+from app.reference_engine.runtime import ReferenceRuntime
+
+TINY_MODEL_NAME = "tiny-llama"
+_KEY_FETCH_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSettings:
+    """Whose tokens the listeners take. Each listener takes its own audience alone."""
+
+    issuer: str
+    inference_audience: str
+    admin_audience: str
+    jwks_uri: str | None = None
+    profile: TokenProfile = TokenProfile.STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How to run an engine. Addresses are ``host:port`` (port 0: any free one) or ``unix:/path``.
+
+    Without ``checkpoint`` a small one is made below ``data_dir`` at the first start; ``seed``
+    decides its weights. Without ``tokens`` both listeners must be local and ``insecure_loopback``
+    be said. ``model_name`` None: the checkpoint folder's name, or TINY_MODEL_NAME.
+    """
+
+    data_dir: Path
+    checkpoint: Path | None = None
+    seed: int = 0
+    model_name: str | None = None
+    weight_version: str | None = None
+    inference_address: str = "127.0.0.1:0"
+    admin_address: str = "127.0.0.1:0"
+    tokens: TokenSettings | None = None
+    inference_tls: TlsFiles | None = None
+    admin_tls: TlsFiles | None = None
+    insecure_loopback: bool = False
+    plaintext_beyond_loopback: bool = False
+    reflection: bool = False
+    core: CoreSettings = field(default_factory=CoreSettings)
+    startup_deadline_s: float = 300.0
+    order_deadline_s: float = 60.0
+    stop_grace_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedEngine:
+    """An engine that answers. Addresses as bound, with their real ports."""
+
+    inference_address: str
+    admin_address: str
+    instance_id: str
+    model_name: str
+    rank_pids: tuple[int, ...]
+
+
+def run_engine(
+    settings: EngineSettings, ready: Callable[[ServedEngine], None] = lambda _served: None
+) -> None:
+    """Serve until SIGTERM or SIGINT, then stop in order; ``ready`` is called once it answers.
+
+    Raises ReferenceEngineError with one line for its user when it can not be started.
+    """
+    asyncio.run(_run(settings, ready))
+
+
+async def _run(settings: EngineSettings, ready: Callable[[ServedEngine], None]) -> None:
+    life = asyncio.ensure_future(_live(settings, ready))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Also in the middle of the start, which is then undone. A second signal cuts the stop
+        # short; the ranks end with this process in any case.
+        loop.add_signal_handler(number, life.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await life
+
+
+async def _live(settings: EngineSettings, ready: Callable[[ServedEngine], None]) -> None:
+    async with served(settings) as engine:
+        ready(engine)
+        await asyncio.Event().wait()
+
+
+@contextlib.asynccontextmanager
+async def served(settings: EngineSettings) -> AsyncIterator[ServedEngine]:
+    """A served engine for the time of the block. Raises ReferenceEngineError."""
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            yield await _start(settings, stack)
+    except (SettingsError, IssuerConfigError, StoreInUse, StoreUnreadable) as error:
+        raise CannotServe(str(error)) from error
+
+
+async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> ServedEngine:
+    verifier = await _verifier(settings.tokens, stack)
+    # Before anything slow: settings that are not safe are refused at once.
+    kit = KitSettings(
+        data_dir=settings.data_dir,
+        inference_address=settings.inference_address,
+        admin_address=settings.admin_address,
+        inference_verifier=verifier,
+        admin_verifier=verifier,
+        inference_tls=settings.inference_tls,
+        admin_tls=settings.admin_tls,
+        insecure_loopback=settings.insecure_loopback,
+        plaintext_beyond_loopback=settings.plaintext_beyond_loopback,
+        reflection=settings.reflection,
+    )
+    checkpoint = await _checkpoint(settings)
+    engine = await Engine.start(
+        checkpoint,
+        settings.core,
+        startup_deadline_s=settings.startup_deadline_s,
+        order_deadline_s=settings.order_deadline_s,
+    )
+    stack.push_async_callback(engine.close)
+    name = settings.model_name or (checkpoint.name if settings.checkpoint else TINY_MODEL_NAME)
+    runtime = ReferenceRuntime(
+        engine,
+        Intake(
+            tokenizer=engine.tokenizer,
+            vocab_size=engine.config.vocab_size,
+            max_model_len=engine.ready.max_model_len,
+            draw_seed=lambda: SystemRandom().getrandbits(64),
+        ),
+        model_name=name,
+        engine_version=__version__,
+        weight_version=settings.weight_version,
+    )
+    server = EngineServer(runtime, kit, now=utc_now, new_id=random_id)
+    try:
+        await server.start()
+    except OSError as error:
+        raise CannotServe(str(error)) from error
+    stack.push_async_callback(server.stop, settings.stop_grace_s)
+    return ServedEngine(
+        inference_address=server.inference_address,
+        admin_address=server.admin_address,
+        instance_id=server.instance_id,
+        model_name=name,
+        rank_pids=engine.pids,
+    )
+
+
+async def _checkpoint(settings: EngineSettings) -> Path:
+    if settings.checkpoint is not None:
+        return settings.checkpoint
+    try:
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotServe(f"{settings.data_dir}: {error.strerror}") from error
+    return await find_or_make_tiny_checkpoint(
+        settings.data_dir / "models", settings.seed, settings.startup_deadline_s
+    )
+
+
+async def _verifier(
+    tokens: TokenSettings | None, stack: contextlib.AsyncExitStack
+) -> TokenVerifier | None:
+    """One for both listeners: a token made for the other one is known, and refused as such."""
+    if tokens is None:
+        return None
+    trusted = IssuerConfig(
+        issuer=tokens.issuer,
+        audience=tokens.admin_audience,
+        inference_audiences=(tokens.inference_audience,),
+        jwks_uri=tokens.jwks_uri,
+        profile=tokens.profile,
+    )
+    http = await stack.enter_async_context(
+        httpx2.AsyncClient(timeout=_KEY_FETCH_TIMEOUT_S, follow_redirects=False)
+    )
+    verifier = TokenVerifier([trusted], http=http, now=utc_now)
+    stack.push_async_callback(verifier.aclose)
+    return verifier
