@@ -49,7 +49,8 @@ def registration(engine_id: str = "e1", **changes: Any) -> Registration:
 
 
 def entry(action: str = "pause", outcome: str = "accepted", **values: Any) -> AuditEntry:
-    return AuditEntry(**{"at": START, "action": action, "outcome": outcome} | values)
+    fields: dict[str, Any] = {"at": START, "action": action, "outcome": outcome}
+    return AuditEntry(**fields | values)
 
 
 async def with_engine(ledger: Ledger, engine_id: str = "e1") -> Engine:
@@ -87,9 +88,8 @@ def step(operation: Operation, fact: Fact, at: datetime = START) -> Advanced:
 
 
 async def accept(ledger: Ledger, operation: Operation, **options: Any) -> Operation:
-    accepted = await ledger.operations.accept(
-        operation, **{"key": None, "audit": entry()} | options
-    )
+    settings: dict[str, Any] = {"key": None, "audit": entry()}
+    accepted = await ledger.operations.accept(operation, **settings | options)
     assert accepted.fresh
     return accepted.operation
 

@@ -30,7 +30,7 @@ from app.domain.transitions import (
 )
 from app.ledger import Ledger
 from app.ledger.errors import Superseded
-from app.ledger.values import AuditFilter, EventFilter, OperationFilter, Page
+from app.ledger.values import AuditFilter, EventFilter, OperationFilter
 from tests.ledger.samples import (
     ALICE,
     BOB,
@@ -375,12 +375,13 @@ async def test_pages_go_back_in_order_of_acceptance(ledger: Ledger) -> None:
         for number in range(7)
     ]
     seen: list[str] = []
-    page: Page = await ledger.operations.page(OperationFilter(), size=3)
+    page = await ledger.operations.page(OperationFilter(), size=3)
     sizes = [len(page.items)]
     seen += [operation.id for operation in page.items]
     # What is accepted in between does not move the pages behind it.
     late = await accept(ledger, order())
     while page.next is not None:
+        assert isinstance(page.next, int)
         page = await ledger.operations.page(OperationFilter(), page.next, size=3)
         sizes.append(len(page.items))
         seen += [operation.id for operation in page.items]
