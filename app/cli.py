@@ -12,7 +12,7 @@ from app.commands import engines, operations, orders
 from app.commands.demonstration import demo, dev_issuer
 from app.commands.ending import CommandFailed, Exit
 from app.commands.generating import generate
-from app.commands.serving import db, serve
+from app.commands.serving import db, engine, serve
 from app.commands.tokens import token
 
 SERVING, ORDERS, LOOKING, TRYING = "Serve", "Give orders", "Look", "Try it out"
@@ -51,6 +51,7 @@ app.command("dev-issuer", hidden=True)(dev_issuer)
 app.command(rich_help_panel=TRYING)(token)
 app.command(rich_help_panel=TRYING)(generate)
 app.command(rich_help_panel=SERVING)(serve)
+app.command(rich_help_panel=SERVING)(engine)
 app.command(rich_help_panel=ORDERS)(orders.pause)
 app.command(rich_help_panel=ORDERS)(orders.resume)
 app.command(rich_help_panel=ORDERS)(orders.flush)

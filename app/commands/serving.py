@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from app.commands.ending import CommandFailed, Exit, usage
+from app.demo.folder import write_json
+from app.demo.plan import ENGINE_AUDIENCE, INFERENCE_AUDIENCE
 from app.domain.errors import ChadburnError, Unavailable
 
 EndWithStdin = Annotated[
@@ -27,6 +29,9 @@ def serve(
     config: Config = None,
     host: Annotated[str | None, typer.Option(help="Address to listen at.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: a free one.")] = None,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="Write the address here once it answers.")
+    ] = None,
     end_with_stdin: EndWithStdin = False,
 ) -> None:
     """Run the gateway."""
@@ -34,7 +39,115 @@ def serve(
 
     _tie(end_with_stdin)
     given = {"host": host, "port": port}
-    serve_gateway(_settings(config, {k: v for k, v in given.items() if v is not None}))
+    settings = _settings(config, {k: v for k, v in given.items() if v is not None})
+
+    def ready(address: str) -> None:
+        print(f"chadburn: serving {address}", flush=True)
+        if ready_file is not None:
+            write_json(ready_file, {"base_url": address})
+
+    raise typer.Exit(serve_gateway(settings, ready=ready))
+
+
+def engine(
+    data_dir: Annotated[Path, typer.Option(help="Operation store and models of the engine.")],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="Hugging Face Llama checkpoint; else a small one made at first start."),
+    ] = None,
+    inference_address: Annotated[
+        str, typer.Option(help="host:port (0: a free one) or unix:/path.")
+    ] = "127.0.0.1:8767",
+    admin_address: Annotated[
+        str, typer.Option(help="Takes orders; the same forms.")
+    ] = "127.0.0.1:8768",
+    issuer: Annotated[
+        str | None, typer.Option(help="Whose tokens are taken: the issuer's URL.")
+    ] = None,
+    inference_audience: Annotated[
+        str, typer.Option(help="Audience of tokens for inference.")
+    ] = INFERENCE_AUDIENCE,
+    admin_audience: Annotated[
+        str, typer.Option(help="Audience of tokens for orders.")
+    ] = ENGINE_AUDIENCE,
+    insecure_loopback: Annotated[
+        bool, typer.Option("--insecure-loopback", help="No tokens; loopback and sockets only.")
+    ] = False,
+    certificate: Annotated[
+        Path | None, typer.Option(help="PEM file; TLS on both listeners. Goes with --key.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM file of its private key.")] = None,
+    client_ca: Annotated[
+        Path | None, typer.Option(help="PEM file; who orders must show a certificate by it.")
+    ] = None,
+    model_name: Annotated[str | None, typer.Option(help="Else the checkpoint's folder.")] = None,
+    weight_version: Annotated[str | None, typer.Option(help="Label of its weights.")] = None,
+    step_delay_ms: Annotated[
+        int, typer.Option(min=0, help="Slept after each step, to be able to watch.")
+    ] = 0,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="Write addresses and instance here once it answers.")
+    ] = None,
+    end_with_stdin: EndWithStdin = False,
+) -> None:
+    """Run the reference engine: a Llama decoder in torch with two listeners."""
+    # Without the extra `engine` everything but this command works.
+    from app.enginekit.settings import TlsFiles
+    from app.reference_engine.errors import ReferenceEngineError
+    from app.reference_engine.limits import CoreSettings
+    from app.reference_engine.serving import (
+        EngineSettings,
+        ServedEngine,
+        TokenSettings,
+        run_engine,
+    )
+
+    _tie(end_with_stdin)
+    if bool(certificate) != bool(key) or (client_ca and not certificate):
+        raise usage("--certificate and --key go together, and --client-ca with both")
+    if issuer is None and not insecure_loopback:
+        raise usage("name the --issuer whose tokens are taken, or say --insecure-loopback")
+
+    def tls(ca: Path | None) -> TlsFiles | None:
+        return (
+            TlsFiles(certificate=certificate, key=key, client_ca=ca)
+            if certificate and key
+            else None
+        )
+
+    def ready(served: ServedEngine) -> None:
+        said = {
+            "inference_address": served.inference_address,
+            "admin_address": served.admin_address,
+            "instance_id": served.instance_id,
+            "model": served.model_name,
+        }
+        print(f"chadburn: engine {said}", flush=True)
+        if ready_file is not None:
+            write_json(ready_file, said)
+
+    tokens = None
+    if issuer is not None:
+        tokens = TokenSettings(
+            issuer=issuer, inference_audience=inference_audience, admin_audience=admin_audience
+        )
+    settings = EngineSettings(
+        data_dir=data_dir,
+        checkpoint=checkpoint,
+        model_name=model_name,
+        weight_version=weight_version,
+        inference_address=inference_address,
+        admin_address=admin_address,
+        tokens=tokens,
+        inference_tls=tls(None),
+        admin_tls=tls(client_ca),
+        insecure_loopback=insecure_loopback,
+        core=CoreSettings(step_delay_ms=step_delay_ms),
+    )
+    try:
+        run_engine(settings, ready)
+    except (ReferenceEngineError, OSError) as error:
+        raise CommandFailed(Exit.FAULT, f"engine: {error}") from error
 
 
 db = typer.Typer(help="The ledger's database.", no_args_is_help=True)

@@ -23,7 +23,7 @@ class GatewayRefused(Exception):
     """The gateway does not do what the demo needs of it; the message says what, in one line."""
 
 
-def gateway_config(folder: Folder, base_url: str, port: int, issuer: str) -> str:
+def gateway_config(folder: Folder, port: int, issuer: str) -> str:
     """TOML. Strings are written as JSON, whose string syntax is a part of TOML's."""
     text = json.dumps
     return f"""\
@@ -31,21 +31,21 @@ def gateway_config(folder: Folder, base_url: str, port: int, issuer: str) -> str
 data_dir = {text(str(folder.own("gateway").absolute()))}
 host = {text(HOST)}
 port = {port}
-public_url = {text(base_url)}
 audience = {text(ADMIN_AUDIENCE)}
 observe_interval_s = 1.0
 log_format = "console"
 
 [[issuers]]
 issuer = {text(issuer)}
-audience = {text(ADMIN_AUDIENCE)}
 inference_audiences = [{text(INFERENCE_AUDIENCE)}]
 
 [engine_credentials.{CREDENTIAL}]
+bound_to = [{text(HOST)}]
+
+[engine_credentials.{CREDENTIAL}.oauth]
 token_url = {text(issuer + "/token")}
 client_id = "engine"
 client_secret_file = {text(str(folder.issuer_secret.absolute()))}
-bound_to = [{text(HOST)}]
 """
 
 
@@ -67,17 +67,6 @@ class Gateway:
         trace: TracebackType | None,
     ) -> None:
         await self._client.aclose()
-
-    async def answering(self, check: Callable[[], None]) -> None:
-        """Until the gateway is ready; `check` raises when that has become vain."""
-        while True:
-            check()
-            try:
-                if (await self._client.get("/readyz")).status_code == 200:
-                    return
-            except httpx2.TransportError:
-                pass  # not listening yet
-            await asyncio.sleep(POLL_S)
 
     async def register(self, address: str) -> str:
         """The engine's id. One that an earlier demo registered gets this address.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import random
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +24,7 @@ class DemoRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """TCP ports on loopback; 0: the process takes a free one and says which.
-
-    The gateway's is never 0: its own address stands in its settings before it starts.
-    """
+    """TCP ports on loopback; 0: the process takes a free one and says which."""
 
     gateway: int
     issuer: int
@@ -39,7 +35,7 @@ class Ports:
     def counted_from(cls, port: int) -> Ports:
         """Raises DemoRefused for a number without room for four, or where one is taken."""
         if port == 0:
-            return cls(_free_port(), 0, 0, 0)
+            return cls(0, 0, 0, 0)
         if not 1 <= port <= 65532:
             raise DemoRefused("--port must leave room for four ports below 65536, or be 0")
         names = ("gateway", "issuer", "engine's inference listener", "engine's admin listener")
@@ -75,15 +71,3 @@ def check_packages() -> None:
             raise DemoRefused(
                 f"the reference engine needs the package {name}: pip install 'chadburn[engine]'"
             )
-
-
-def _free_port() -> int:
-    """Free at this moment, and below the range from which outgoing connections take theirs."""
-    while True:
-        number = random.SystemRandom().randint(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind((HOST, number))
-            except OSError:
-                continue
-            return number

@@ -112,13 +112,10 @@ async def _start(plan: Plan, folder: Folder, ports: Ports, children: Children) -
     write_private(folder.issuer_secret, secret)
     issuer = await _start_issuer(folder, ports, children)
     engine = await _start_engine(plan, folder, ports, children, issuer)
-    base_url = f"http://{HOST}:{ports.gateway}"
-    write_private(folder.gateway_config, gateway_config(folder, base_url, ports.gateway, issuer))
     begun = datetime.now(UTC)
-    await children.start("gateway", ["serve", "--config", str(folder.gateway_config), *_TIED])
+    base_url = await _start_gateway(folder, ports, children, issuer)
     tokens = await fetch_tokens(issuer, secret)
     async with Gateway(base_url, tokens["operator"]) as gateway:
-        await gateway.answering(children.check)
         name = await gateway.register(engine["admin_address"])
         await gateway.serving(name, since=begun, check=children.check)
     return Running(
@@ -172,6 +169,14 @@ async def _start_engine(
         arguments.append(f"--checkpoint={plan.checkpoint}")
     await children.start("engine", arguments)
     return await children.said(path)
+
+
+async def _start_gateway(folder: Folder, ports: Ports, children: Children, issuer: str) -> str:
+    path = _fresh(folder, "gateway")
+    write_private(folder.gateway_config, gateway_config(folder, ports.gateway, issuer))
+    arguments = [f"--config={folder.gateway_config}", f"--ready-file={path}", *_TIED]
+    await children.start("gateway", ["serve", *arguments])
+    return str((await children.said(path))["base_url"])
 
 
 def _fresh(folder: Folder, process: str) -> Path:

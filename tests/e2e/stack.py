@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
-import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,8 +14,8 @@ import httpx2
 
 from app.demo.plan import ADMIN_AUDIENCE, ENGINE_AUDIENCE, INFERENCE_AUDIENCE
 from tests.e2e.conftest import Bridge
-from tests.e2e.driving import WAIT_S, Gateway
-from tests.e2e.processes import POLL_S, Process, cleaned
+from tests.e2e.driving import Gateway
+from tests.e2e.processes import Process, cleaned
 
 ENGINE = "torch"
 
@@ -50,7 +47,18 @@ class Stack:
         self.ready |= self.engine.ready(path)
 
     def start_gateway(self) -> None:
+        """The same."""
+        path = self.folder / "gateway.json"
+        path.unlink(missing_ok=True)
+        port = self.ready.get("base_url", ":0").rpartition(":")[2]
+        self.gateway.arguments = [
+            "serve",
+            f"--config={self.folder / 'gateway.toml'}",
+            f"--port={port}",
+            f"--ready-file={path}",
+        ]
         self.gateway.start()
+        self.ready |= self.gateway.ready(path)
 
     @property
     def bridge(self) -> Bridge:
@@ -69,11 +77,7 @@ def stack(folder: Path, database_url: str | None = None) -> Iterator[Stack]:
     with cleaned(found.issuer, found.engine, found.gateway):
         _start_issuer(found)
         found.start_engine()
-        port = _free_port()
-        found.ready["base_url"] = f"http://127.0.0.1:{port}"
-        config = folder / "gateway.toml"
-        config.write_text(_config(found, port, database_url))
-        found.gateway.arguments = ["serve", f"--config={config}"]
+        (folder / "gateway.toml").write_text(_config(found, database_url))
         found.start_gateway()
         yield found
 
@@ -100,12 +104,11 @@ def _start_issuer(found: Stack) -> None:
     found.ready |= {"issuer": issuer, "tokens": tokens}
 
 
-def _config(found: Stack, port: int, database_url: str | None) -> str:
+def _config(found: Stack, database_url: str | None) -> str:
     text, issuer = json.dumps, found.ready["issuer"]
     database = "" if database_url is None else f"database_url = {text(database_url)}\n"
     return f"""\
 data_dir = {text(str(found.folder / "gateway"))}
-port = {port}
 audience = {text(ADMIN_AUDIENCE)}
 observe_interval_s = 0.5
 {database}
@@ -113,31 +116,11 @@ observe_interval_s = 0.5
 issuer = {text(issuer)}
 inference_audiences = [{text(INFERENCE_AUDIENCE)}]
 
-[engine_credentials.torch]
+[engine_credentials.torch.oauth]
 token_url = {text(issuer + "/token")}
 client_id = "engine"
 client_secret_file = {text(str(found.folder / "secret"))}
 """
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-async def answering(bridge: Bridge) -> None:
-    """Until the gateway answers again."""
-    until = time.monotonic() + WAIT_S
-    while True:
-        try:
-            answer = await bridge.gateway.client.get("/readyz")
-            if answer.status_code == 200:
-                return
-        except httpx2.TransportError:
-            pass
-        assert time.monotonic() < until, "the gateway does not answer"
-        await asyncio.sleep(POLL_S)
 
 
 async def register(bridge: Bridge) -> None:

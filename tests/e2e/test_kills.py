@@ -11,7 +11,7 @@ import pytest
 from app.inference_client import FinishReason
 from tests.e2e.conftest import Bridge
 from tests.e2e.driving import Heard, admin, sequences, server_sent
-from tests.e2e.stack import Stack, answering, register, stack
+from tests.e2e.stack import Stack, register, stack
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +27,6 @@ async def bridge(standing: Stack) -> AsyncIterator[Bridge]:
     """All three up, and the engine open."""
     bridge = standing.bridge
     async with bridge.gateway.client:
-        await answering(bridge)
         known = await bridge.gateway.client.get(f"/v1/engines/{bridge.engine}")
         if known.status_code == 404:
             await register(bridge)
@@ -59,7 +58,6 @@ async def test_a_gateway_killed_in_a_drain_tells_the_truth_afterwards(
         await bridge.gateway.client.get("/healthz")
         raise AssertionError("it still answers")
     standing.start_gateway()
-    await answering(bridge)
 
     after = await bridge.gateway.hear(operation["id"], after=before[-1].id)
     ended = await bridge.gateway.ended(operation["id"])
@@ -123,7 +121,6 @@ async def test_both_killed_at_once(standing: Stack, bridge: Bridge) -> None:
     standing.engine.kill()
     standing.start_engine()
     standing.start_gateway()
-    await answering(bridge)
     ended = await bridge.gateway.ended(operation["id"])
     assert (ended["state"], ended["error"]["reason"]) == ("failed", "ENGINE_RESTARTED")
     ledger = await bridge.gateway.events(operation["id"])

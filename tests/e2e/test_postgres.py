@@ -8,7 +8,7 @@ import pytest
 
 from app.inference_client import FinishReason
 from tests.e2e.driving import sequences
-from tests.e2e.stack import answering, register, stack
+from tests.e2e.stack import register, stack
 
 pytestmark = pytest.mark.anyio
 
@@ -17,13 +17,11 @@ async def test_an_order_and_a_killed_gateway(tmp_path: Path, postgres_url: str) 
     with stack(tmp_path, postgres_url) as standing:
         bridge = standing.bridge
         async with bridge.gateway.client:
-            await answering(bridge)
             await register(bridge)
             running = await bridge.talk("the bridge rings", max_tokens=200).begun()
             operation = await bridge.accepted("pause", {"mode": "drain"}, key="once")
             standing.gateway.kill()
             standing.start_gateway()
-            await answering(bridge)
 
             ended = await bridge.gateway.ended(operation["id"])
             assert ended["state"] == "succeeded"
