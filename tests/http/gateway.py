@@ -1,0 +1,152 @@
+"""A whole gateway on a real socket: real ledger, real issuer, a scripted engine over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+import httpx2
+from fastapi import FastAPI
+
+from app.devidp.issuer import DevIssuer
+from app.devidp.running import DevIssuerSettings, running
+from app.domain.scopes import Scope
+from app.http.closing import Closing
+from app.http.rooms import Rooms
+from app.http.server import GatewayServer, bound
+from app.main import create_app
+from app.settings import IssuerSettings, Settings
+from tests.http.scripted_engine import ScriptedEngine, scripted_engine
+
+ADMIN = "urn:test:admin"
+INFERENCE = "urn:test:inference"
+ENGINE_ID = "e1"
+EVERYTHING = tuple(Scope)
+
+
+@dataclass
+class Gateway:
+    url: str
+    issuer: DevIssuer
+    engine: ScriptedEngine
+    app: FastAPI
+    server: GatewayServer
+    http: httpx2.AsyncClient
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    @property
+    def rooms(self) -> Rooms:
+        return cast("Rooms", self.server.lifespan.state["rooms"])
+
+    def token(
+        self,
+        *scopes: str,
+        audience: str = ADMIN,
+        subject: str = "ada",
+        ttl_s: int = 600,
+        **overrides: Any,
+    ) -> str:
+        return self.issuer.mint(subject, "console", scopes, audience, ttl_s, **overrides)
+
+    def auth(self, *scopes: str, **how: Any) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token(*(scopes or EVERYTHING), **how)}"}
+
+    def key(self) -> dict[str, str]:
+        return {"Idempotency-Key": f"key-{next(self._numbers)}"}
+
+    async def order(
+        self,
+        verb: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str] | None = None,
+        engine: str = ENGINE_ID,
+    ) -> httpx2.Response:
+        """Given by someone who may do everything, under a new key unless `headers` has one."""
+        sent = {**self.auth(), **self.key(), **(headers or {})}
+        return await self.http.post(f"/v1/engines/{engine}/{verb}", json=body, headers=sent)
+
+    async def flush(self, **headers: str) -> dict[str, Any]:
+        """A flush that has ended."""
+        answer = await self.order("flush-caches", {"caches": ["prefix"]}, {"Prefer": "wait=20"})
+        assert answer.status_code == 200, answer.text
+        return cast("dict[str, Any]", answer.json())
+
+    async def get(self, path: str, **headers: str) -> httpx2.Response:
+        return await self.http.get(path, headers={**self.auth(), **headers})
+
+    async def register(self, engine_id: str = ENGINE_ID, **more: Any) -> httpx2.Response:
+        member = {"rank": 0, "admin": self.engine.address, "control": self.engine.address}
+        body = {"id": engine_id, "members": [member], **more}
+        return await self.http.post("/v1/engines", json=body, headers=self.auth())
+
+
+@asynccontextmanager
+async def gateway(
+    data_dir: Path, *, registered: bool = True, **changes: Any
+) -> AsyncIterator[Gateway]:
+    issuing = DevIssuerSettings(
+        secret="s" * 40,
+        admin_audience=ADMIN,
+        inference_audience=INFERENCE,
+        engine_audience="urn:test:engine",
+    )
+    async with running(issuing) as issuer, scripted_engine() as engine:
+        listener = bound("127.0.0.1", 0)
+        settings = Settings(
+            **{
+                "data_dir": data_dir,
+                "port": listener.getsockname()[1],
+                "audience": ADMIN,
+                "issuers": (issuer_settings(issuer),),
+                "shutdown_grace_s": 5.0,
+                "observe_interval_s": 600.0,
+                **changes,
+            }
+        )
+        closing = Closing()
+        app = create_app(settings, closing=closing)
+        ready = asyncio.Event()
+        server = GatewayServer(app, closing, grace_s=5.0, keep_alive_s=30, on_ready=ready.set)
+        serving = asyncio.create_task(_serve(server, listener))
+        starting = asyncio.create_task(ready.wait())
+        await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            starting.cancel()
+            await serving
+        limits = httpx2.Limits(max_connections=None)
+        async with httpx2.AsyncClient(
+            base_url=settings.base_url, timeout=30, limits=limits
+        ) as http:
+            made = Gateway(settings.base_url, issuer, engine, app, server, http)
+            try:
+                if registered:
+                    answer = await made.register()
+                    assert answer.status_code == 201, answer.text
+                    await made.rooms.fleet.discover(ENGINE_ID)
+                yield made
+            finally:
+                server.should_exit = True
+                with contextlib.suppress(asyncio.CancelledError):
+                    await serving
+
+
+def issuer_settings(issuer: DevIssuer, **changes: Any) -> IssuerSettings:
+    return IssuerSettings(
+        **{
+            "issuer": issuer.issuer,
+            "inference_audiences": (INFERENCE,),
+            "algorithms": (issuer.algorithm,),
+            **changes,
+        }
+    )
+
+
+async def _serve(server: GatewayServer, listener: Any) -> None:
+    # Without uvicorn's signal handlers, which belong to a whole process.
+    await server._serve(sockets=[listener])
