@@ -118,7 +118,9 @@ async def _why_reset(rooms: Rooms, cursor: Cursor) -> str | None:
         return "cursor_not_ours"
     if cursor.position < await rooms.ledger.events.oldest():
         return "cursor_too_old"
-    if cursor.position > await rooms.ledger.events.horizon():
+    # Not by the horizon: an operation's own stream may be ahead of it, for as long as another
+    # writer has not committed.
+    if not await rooms.ledger.events.resumable(cursor.position):
         return "cursor_not_ours"
     return None
 
