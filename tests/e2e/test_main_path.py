@@ -12,7 +12,8 @@ from tests.e2e.driving import WAIT_S, Heard, admin, sequences, server_sent
 
 pytestmark = pytest.mark.anyio
 
-PROMPT = "the captain orders the helm hard to port and the pilot repeats the order"
+# Several blocks of the KV cache long.
+PROMPT = "the captain orders the helm hard to port and the pilot repeats the order, " * 4
 
 
 class TestDrain:
