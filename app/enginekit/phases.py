@@ -86,17 +86,18 @@ class Interrupts:
                 await let_go({task}, 2 * self._timings.cancel_grace_s)
 
 
-async def let_go(tasks: set[asyncio.Task[Any]], grace_s: float) -> None:
-    """Cancel, and wait for as long as that may take."""
+async def let_go(tasks: set[asyncio.Task[T]], grace_s: float) -> set[asyncio.Task[T]]:
+    """Cancel, and wait for as long as that may take. Returns those that are left behind."""
     for task in tasks:
         task.cancel()
     if not tasks:
-        return
+        return set()
     _, stuck = await asyncio.wait(tasks, timeout=grace_s)
     for task in stuck:
         log.error("a cancelled step does not let go and is left behind: %s", task.get_name())
     for task in tasks:
         task.add_done_callback(_look_at)
+    return stuck
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:
@@ -122,6 +123,7 @@ class TwoPhase:
         self._report = report
         self._timings = timings
         self._unfinished: set[int] = set()
+        self._left_behind: set[int] = set()
         self.committing = False
 
     async def run(self) -> Conclusion:
@@ -177,7 +179,8 @@ class TwoPhase:
                         faults[rank] = fault
                         await self._report(RankReport(rank, RankState.FAILED, fault.message))
         finally:
-            await let_go(pending, self._timings.cancel_grace_s)
+            stuck = await let_go(pending, self._timings.cancel_grace_s)
+            self._left_behind = {at_work[task] for task in stuck}
         return faults
 
     async def _one(self, step: Step, rank: int) -> RuntimeFault | None:
@@ -200,7 +203,8 @@ class TwoPhase:
             raise _Faults(dict.fromkeys(self._runtime.ranks, unexpected())) from None
 
     async def _roll_back(self) -> tuple[int, ...]:
-        """On every rank, whatever each had done. Returns those that are not as before."""
+        """On every rank, whatever each had done. Returns those that are not as before, or of which
+        that cannot be known: a commit that was left behind may take effect at any time."""
         tasks = {
             asyncio.create_task(
                 self._one(self._runtime.rollback, rank), name=f"rollback {rank}"
@@ -219,6 +223,9 @@ class TwoPhase:
                 lost.append(rank)
             elif (fault := task.result()) is not None:
                 await self._report(RankReport(rank, RankState.FAILED, fault.message))
+                lost.append(rank)
+            elif self.committing and rank in self._left_behind:
+                await self._report(RankReport(rank, RankState.UNKNOWN, "does not let go"))
                 lost.append(rank)
             else:
                 await self._report(RankReport(rank, RankState.ROLLED_BACK))

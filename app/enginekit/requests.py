@@ -12,7 +12,12 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from app.domain.capabilities import Capabilities
 from app.domain.commands import Command, FlushCaches, Pause, Resume
-from app.domain.errors import FieldFault, InvalidArgument, UnsupportedOperation
+from app.domain.errors import (
+    FieldFault,
+    InvalidArgument,
+    MalformedIdempotencyKey,
+    UnsupportedOperation,
+)
 from app.domain.idempotency import check_key
 from app.domain.kinds import NewRequests
 from app.enginekit.vocabulary import CACHE_KIND, NEW_REQUESTS, PAUSE_MODE
@@ -38,7 +43,7 @@ class ReadOrder:
 def read_order(request: OrderRequest) -> ReadOrder:
     """Raises InvalidArgument. Capabilities and state are looked at later."""
     refuse_unknown_fields(request)
-    key = check_key(request.idempotency_key)
+    key = _key(request)
     deadline_ms = request.deadline_ms if request.HasField("deadline_ms") else None
     if deadline_ms == 0:
         raise _fault("/deadline_ms", "must be above 0 ms")
@@ -97,6 +102,14 @@ def refuse_unknown_fields(message: Message) -> None:
             parts = value if field.is_repeated else (value,)
             for part in parts:
                 refuse_unknown_fields(part)
+
+
+def _key(request: OrderRequest) -> str:
+    try:
+        return check_key(request.idempotency_key)
+    except MalformedIdempotencyKey as malformed:
+        fault = FieldFault("/idempotency_key", "must be 1 to 128 printable ASCII characters")
+        raise MalformedIdempotencyKey(malformed.message, faults=(fault,)) from None
 
 
 def _model(request: OrderRequest) -> str | None:

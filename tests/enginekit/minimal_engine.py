@@ -47,8 +47,8 @@ async def hang(_order: Order, _rank: int) -> None:
 
 
 async def hang_deaf(_order: Order, _rank: int) -> None:
-    """Does not even let go when it is cancelled, for five seconds or so."""
-    for _ in range(100):
+    """Does not even let go when it is cancelled, for a second and a half."""
+    for _ in range(30):
         try:
             await asyncio.sleep(0.05)
         except asyncio.CancelledError:
@@ -193,7 +193,15 @@ class MinimalEngine:
             queued_requests=0,
             used_kv_blocks=self.running,
             total_kv_blocks=64,
-            ranks=tuple(RankLoad(0, self.running, 0, self.running, 64) for _ in self.ranks[:1]),
+            ranks=(
+                RankLoad(
+                    data_parallel_rank=0,
+                    running_requests=self.running,
+                    queued_requests=0,
+                    used_kv_blocks=self.running,
+                    total_kv_blocks=64,
+                ),
+            ),
         )
 
     async def prepare(self, order: Order, rank: int) -> None:
