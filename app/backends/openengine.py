@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from functools import partial
@@ -44,6 +45,8 @@ _ENDED = frozenset(
     }
 )
 _MOST_MODELS = 16
+_DESCRIBE_TIMEOUT_S = 1.0
+_DESCRIBE_AGAIN_S = 5.0
 _DEFAULT_LIMITS = StreamLimits()
 
 
@@ -63,8 +66,11 @@ class OpenEngineBackend:
         self._clock = clock
         self._limits = limits
         self._described: tuple[str, JsonObject, tuple[JsonObject, ...]] | None = None
+        self._describe_after = 0.0
 
     async def discover(self, timeout_s: float) -> Discovery:
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + timeout_s
         profile = await self._admin.read(_get_profile, timeout_s)
         try:
             facts = readings.facts_of(profile, self._clock.now())
@@ -73,17 +79,22 @@ class OpenEngineBackend:
             log.warning("an engine's profile can't be read: %s", malformed)
             raise EngineSilent(Silence.MALFORMED) from malformed
         troubles = readings.troubles_of(profile)
-        info, models, reached = await self._describe(facts.instance_id, timeout_s)
-        if not reached:
-            troubles = (*troubles, "control_unreachable")
+        if self._described is None or self._described[0] != facts.instance_id:
+            self._described = await self._describe(facts.instance_id, ends_at - loop.time())
+        if self._described is None:
+            return Discovery({}, (), capabilities, facts, (*troubles, "control_unreachable"))
+        _, info, models = self._described
         return Discovery(info, models, capabilities, facts, troubles)
 
     async def _describe(
-        self, instance_id: str, timeout_s: float
-    ) -> tuple[JsonObject, tuple[JsonObject, ...], bool]:
-        """What is constant for the life of an engine process is read once in it."""
-        if self._described is not None and self._described[0] == instance_id:
-            return self._described[1], self._described[2], True
+        self, instance_id: str, left_s: float
+    ) -> tuple[str, JsonObject, tuple[JsonObject, ...]] | None:
+        """What is constant for the life of an engine process, and read once in it. None: it
+        could not be read. It is not tried at each reading then: facts are not to wait for it."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._describe_after or left_s <= 0:
+            return None
+        timeout_s = min(left_s, _DESCRIBE_TIMEOUT_S)
         try:
             server = await self._control.read(_get_server_info, timeout_s)
             info = readings.info_of(server)
@@ -92,9 +103,9 @@ class OpenEngineBackend:
                 model = await self._control.read(partial(_get_model_info, name), timeout_s)
                 models.append(readings.model_of(model))
         except (EngineSilent, NotKnownThere, Malformed):
-            return {}, (), False
-        self._described = (instance_id, info, tuple(models))
-        return info, tuple(models), True
+            self._describe_after = loop.time() + _DESCRIBE_AGAIN_S
+            return None
+        return instance_id, info, tuple(models)
 
     async def load(self, timeout_s: float) -> JsonObject:
         try:

@@ -51,6 +51,8 @@ def parse_address(text: str) -> Address:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
         raise malformed
+    if "%" in host:
+        raise malformed  # a zone: it names an interface of this machine, not a place
     if host.startswith("[") and host.endswith("]"):
         try:
             return Address(host=str(ipaddress.IPv6Address(host[1:-1])), port=int(port))

@@ -124,14 +124,16 @@ async def _next(
             try:
                 found = await find(operation_id, limits.ask_s)
             except EngineSilent as silent:
+                if reading.done():
+                    continue  # what it says counts for more than that it did not answer
                 raise OutcomeLost("the engine stopped answering") from silent
-            if found is None or was_over:
+            if not reading.done() and (found is None or was_over):
                 # What has ended is told on the stream at once. This one does not tell any more.
                 raise OutcomeLost("the engine no longer tells how the order goes")
-            was_over = found.ended
+            was_over = found is not None and found.ended
     finally:
-        if not reading.done():
-            reading.cancel()
+        if not reading.cancel() and not reading.cancelled():
+            reading.exception()  # seen here, should nobody have asked for the result
 
 
 def no_way(silent: EngineSilent) -> OperationError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 
@@ -58,3 +60,9 @@ async def told(backend: EngineBackend, wanted: Order) -> list[Fact]:
     """All facts; the exception that ends them goes through."""
     async with aclosing(backend.carry_out(wanted)) as facts:
         return [fact async for fact in facts]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Until it holds; the test's own time limit is the bound."""
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
