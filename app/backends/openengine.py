@@ -51,7 +51,7 @@ _DEFAULT_LIMITS = StreamLimits()
 
 
 class OpenEngineBackend:
-    """Implements `EngineBackend`. `admin` takes orders, `control` is read and ends requests."""
+    """Implements `EngineBackend`. `admin` takes orders and ends requests, `control` is read."""
 
     def __init__(
         self,
@@ -168,8 +168,10 @@ class OpenEngineBackend:
         await self._control.close()
 
     async def _abort_call(self, order: Order) -> aborts.Send:
+        """Through the admin listener, which serves all of `Control`: elsewhere a caller ends only
+        requests of its own."""
         try:
-            channel, metadata = await self._control.open(order.trace_id)
+            channel, metadata = await self._admin.open(order.trace_id)
         except EngineSilent as silent:
             raise EngineRefused(no_way(silent)) from silent
         stub = openengine_pb2_grpc.ControlStub(channel)
@@ -180,7 +182,7 @@ class OpenEngineBackend:
             try:
                 return await stub.Abort(request, timeout=timeout_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
-                self._control.failed(error)
+                self._admin.failed(error)
                 raise
 
         return send
