@@ -9,29 +9,22 @@ from contextlib import contextmanager
 from sqlalchemy import PrimaryKeyConstraint, UniqueConstraint
 from sqlalchemy.exc import IntegrityError
 
-from app.domain.errors import ChadburnError, EngineExists
+from app.domain.errors import EngineExists
+from app.ledger.database import Raced
 from app.ledger.errors import Superseded
 from app.ledger.tables import metadata
 
 _UNIQUE_ON_SQLITE = re.compile(r"UNIQUE constraint failed: (.+)")
 
 
-class SlotTaken(Exception):
-    """Another exclusive operation is open on the engine. Who it is, a new transaction can tell."""
-
-
-class KeyTaken(Exception):
-    """The idempotency key has just been used. What for, a new transaction can tell."""
-
-
 def _meaning(constraint: str | None) -> Exception | None:
     match constraint:
         case "pk_engines":
             return EngineExists("an engine of that id is or was registered; ids are not reused")
-        case "uq_operations_engine_slot":
-            return SlotTaken()
-        case "pk_idempotency_keys":
-            return KeyTaken()
+        case "uq_operations_engine_slot" | "pk_idempotency_keys":
+            # Somebody else has just taken the engine's slot, or used the key. Who it was, and so
+            # which refusal or which operation is the answer, a new transaction can tell.
+            return Raced()
         case "uq_events_operation_id_sequence" | "uq_events_operation_end":
             return Superseded("the operation has gone on in the meantime")
     return None
@@ -46,7 +39,7 @@ def violations() -> Iterator[None]:
         meaning = _meaning(violated(error))
         if meaning is None:
             raise
-        raise meaning from (None if isinstance(meaning, ChadburnError) else error)
+        raise meaning from None
 
 
 def violated(error: IntegrityError) -> str | None:

@@ -27,7 +27,7 @@ _WRITES = "ledger_writes"  # execution option: this transaction will write
 
 _POOL_TIMEOUT_S = 10.0
 _BUSY_TIMEOUT_MS = 10_000
-_TRIES = 4
+_TRIES = 10
 
 # A connection that went dead without a word is given up within half a minute.
 _LIBPQ_DEFAULTS = {
@@ -154,9 +154,16 @@ def database_errors() -> Iterator[None]:
         raise LedgerUnavailable("the ledger's database does not answer") from error
 
 
-def _may_repeat(error: DBAPIError) -> bool:
+class Raced(Exception):
+    """The transaction met another one that was first. Run again, it sees what that one did."""
+
+
+def _conflicted(error: LedgerUnavailable) -> bool:
     """The transaction was taken back by the database as one side of a conflict."""
-    return getattr(error.orig, "sqlstate", None) in ("40001", "40P01")
+    cause = error.__cause__
+    return isinstance(cause, DBAPIError) and (
+        getattr(cause.orig, "sqlstate", None) in ("40001", "40P01")
+    )
 
 
 @dataclass(slots=True)
@@ -196,8 +203,9 @@ class Database:
         return await self._to_its_end(self._read(work))
 
     async def write(self, work: Callable[[Write], Awaitable[T]]) -> T:
-        """One transaction, committed when `work` returns. It is run again if the database took
-        it back for a conflict, so it must have no effects but those in the database."""
+        """One transaction, committed when `work` returns. It is run again if `work` raises Raced
+        or the database took it back for a conflict, so it must have no effects but those in the
+        database."""
         return await self._to_its_end(self._write(work))
 
     def pool_in_use(self) -> int:
@@ -228,17 +236,16 @@ class Database:
                 return await work(connection)
 
     async def _write(self, work: Callable[[Write], Awaitable[T]]) -> T:
-        tries = 0
-        while True:
-            tries += 1
+        for _ in range(_TRIES):
             try:
                 with database_errors():
                     return await self._write_once(work)
+            except Raced:
+                continue
             except LedgerUnavailable as error:
-                cause = error.__cause__
-                if tries < _TRIES and isinstance(cause, DBAPIError) and _may_repeat(cause):
-                    continue
-                raise
+                if not _conflicted(error):
+                    raise
+        raise LedgerUnavailable("too many writers want the same thing at once")
 
     async def _write_once(self, work: Callable[[Write], Awaitable[T]]) -> T:
         write: Write | None = None

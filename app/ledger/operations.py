@@ -15,9 +15,9 @@ from app.domain.operation import Actor, Operation
 from app.domain.transitions import Advanced, Queued, accepted_event, advance
 from app.ledger import audit as auditing
 from app.ledger import leases as leasing
-from app.ledger.constraints import KeyTaken, SlotTaken, violations
+from app.ledger.constraints import violations
 from app.ledger.database import Database, Write
-from app.ledger.errors import LedgerUnavailable, Superseded
+from app.ledger.errors import Superseded
 from app.ledger.paging import page_of
 from app.ledger.positions import append
 from app.ledger.rows import actor_values, changing_values, operation_of, operation_values
@@ -25,8 +25,6 @@ from app.ledger.tables import SLOT_STATES, engines, idempotency_keys, operations
 from app.ledger.values import Accepted, AuditEntry, KeyClaim, Lease, OperationFilter, Page
 
 MIN_KEY_RETENTION = timedelta(hours=24)
-
-_RACES = 10
 
 ENDED = operations.c.state.in_([state.value for state in sorted(TERMINAL_STATES)])
 HOLDS_SLOT = and_(
@@ -57,16 +55,9 @@ class Operations:
         Raises IdempotencyKeyReused (the key stands for another request), EngineBusy naming the
         open exclusive operation, UnknownEngine.
         """
-        # A new transaction sees who won, and what it must answer then; the winner may have
-        # ended or been refused by that time, and then the race goes on.
-        for _ in range(_RACES):
-            try:
-                return await self._database.write(
-                    lambda write: self._accept(write, operation, key, audit, queued)
-                )
-            except (KeyTaken, SlotTaken):
-                continue
-        raise LedgerUnavailable("too many orders for this engine at once")
+        return await self._database.write(
+            lambda write: self._accept(write, operation, key, audit, queued)
+        )
 
     async def _accept(
         self,
@@ -190,14 +181,9 @@ class Operations:
         """
         if before.state.terminal or before.id != advanced.operation.id:
             raise ValueError("a step leads on from an open operation to the same one")
-        for _ in range(_RACES):
-            try:
-                return await self._database.write(
-                    lambda write: self._record(write, before, advanced, lease, audit)
-                )
-            except SlotTaken:
-                continue
-        raise LedgerUnavailable("too many orders for this engine at once")
+        return await self._database.write(
+            lambda write: self._record(write, before, advanced, lease, audit)
+        )
 
     async def _record(
         self,

@@ -50,11 +50,14 @@ def sole_process(target: Target) -> Iterator[None]:
     """On SQLite: until the end no other process, and no second ledger in this one, may have the
     file. The system gives the lock back when a process ends, however it ends.
 
-    Raises LedgerInUse, or LedgerUnavailable when the folder is missing or not writable.
+    Raises LedgerInUse, or LedgerUnavailable when the folder is missing or cannot be written.
     """
     if target.path is None:
         yield
         return
+    if not target.path.parent.is_dir():
+        # Made here, it might hide that the real one is not mounted.
+        raise LedgerUnavailable("the folder of the SQLite ledger is not there")
     lock = FileLock(f"{target.path}.lock", mode=0o600, thread_local=False)
     try:
         lock.acquire(blocking=False)
