@@ -202,6 +202,11 @@ CATALOGUE: Mapping[str, Reason] = {
     "ENGINE_UNREACHABLE": Reason(
         "Engine out of reach", "It did not answer.", "Check the engine; try again."
     ),
+    "ADDRESS_NOT_ALLOWED": Reason(
+        "Address not allowed",
+        "Engines may be only where the setting `engine_reach` says.",
+        "Have the address added to it.",
+    ),
     "ENGINE_FAULT": Reason("Engine fault", "The engine's answer is unusable.", "See its logs."),
     "ENGINE_AUTH_REFUSED": Reason(
         "The engine refused the gateway",

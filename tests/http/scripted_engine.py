@@ -205,7 +205,7 @@ class _Control(openengine_pb2_grpc.ControlServicer):
         return server_pb2.ServerInfo()
 
     async def GetLoad(self, request: Any, context: Any) -> server_pb2.LoadInfo:
-        return server_pb2.LoadInfo()
+        return server_pb2.LoadInfo(running_requests=2, queued_requests=0)
 
     async def Abort(self, request: Any, context: Any) -> lifecycle_pb2.AbortResponse:
         return lifecycle_pb2.AbortResponse()
