@@ -54,7 +54,9 @@ def get_engine(
 def register_engine(
     engine: EngineId,
     admin: Annotated[str, typer.Option(help="Address that takes orders: host:port or unix:/path.")],
-    control: Annotated[str, typer.Option(help="Address that is read: host:port or unix:/path.")],
+    control: Annotated[
+        str | None, typer.Option(help="Address that is read; else the same.")
+    ] = None,
     dialect: Annotated[Dialect, typer.Option(help="What it speaks.")] = Dialect.OPENENGINE,
     server_name: Annotated[
         str | None, typer.Option(help="Name that its certificate must show.")
@@ -73,7 +75,7 @@ def register_engine(
         engine,
         dialect=dialect,
         admin=admin,
-        control=control,
+        control=control or admin,
         server_name=server_name,
         credential=credential,
         labels=dict(_pair(text) for text in label or []),

@@ -54,6 +54,14 @@ class TestEngines:
         }
         assert "idempotency-key" not in seen.headers
 
+    def test_an_engine_is_read_where_it_takes_orders_unless_said_otherwise(
+        self, at: Run, gateway: Gateway
+    ) -> None:
+        gateway.then(Answer(201, ENGINE))
+        assert at("engines", "register", "torch-0", "--admin", "unix:/run/engine").code == 0
+        (member,) = gateway.seen[0].body["members"]
+        assert member == {"rank": 0, "admin": "unix:/run/engine", "control": "unix:/run/engine"}
+
 
 class TestOperations:
     def test_no_more_pages_are_read_than_are_wanted(self, at: Run, gateway: Gateway) -> None:

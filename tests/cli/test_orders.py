@@ -277,7 +277,7 @@ class TestUsage:
             ("abort", "torch-0", "r-1", "--all"),
             ("resume", "torch-0", "--pause-epoch", "0"),
             ("ops", "get", "../x"),
-            ("engines", "register", "e", "--admin", "a:1", "--control", "a:1", "--label", "x"),
+            ("engines", "register", "e", "--admin", "a:1", "--label", "x"),
             ("no-such-verb",),
         ],
     )
