@@ -25,7 +25,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
 def typed() -> list[str]:
     """Every `chadburn …` of a block that shows commands."""
     return [
-        line.strip()
+        line.partition("$(")[0].strip()
         for page in PAGES
         for block in blocks(page, "console", "sh", "bash")
         for line in LINE.findall(block.replace("\\\n", " "))
