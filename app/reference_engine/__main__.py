@@ -44,6 +44,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--max-batched-tokens", type=int, default=usual.max_batched_tokens)
     add("--step-delay-ms", type=int, default=0, help="slept after each step, to be watched")
     add("--torch-threads", type=int, help="default: 1 for small models, else torch's own choice")
+    add("--stop-grace-s", type=float, default=5.0, help="how long SIGTERM lets requests go on")
     add("--ready-file", type=Path, help="JSON, written once the engine answers")
     return parser
 
@@ -63,6 +64,7 @@ def settings_of(given: argparse.Namespace) -> EngineSettings:
         insecure_loopback=given.insecure_loopback,
         reflection=given.reflection,
         core=CoreSettings(**core),
+        stop_grace_s=given.stop_grace_s,
     )
 
 

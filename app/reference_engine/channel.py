@@ -1,8 +1,8 @@
 """The ordered log of orders from the front end to the ranks, and their acknowledgements.
 
-Orders go to the first rank, which hands them on, so that all ranks take them in one sequence; every
-rank acknowledges each order by itself over its own connection. A rank that does not acknowledge in
-time counts as lost: nobody can say any more what it did.
+Orders go to the first rank alone: where there are more, it is that rank's part to hand them on, so
+that all take them in one sequence. Every rank acknowledges each order over its own connection. A
+rank that does not acknowledge in time counts as lost: nobody can say any more what it did.
 """
 
 from __future__ import annotations

@@ -46,12 +46,14 @@ class Capacity:
 
 
 def capacity_of(settings: CoreSettings, config: ModelConfig) -> Capacity:
-    """Settings applied to a checkpoint. A pool that is too small shortens the longest request."""
-    wanted = min(
-        settings.max_model_len or config.max_position_embeddings, config.max_position_embeddings
-    )
+    """Settings applied to a checkpoint. A pool that is too small shortens the longest request.
+
+    Without settings the cache has room for 16 384 tokens: checkpoints with contexts of 100 000 and
+    more would otherwise take many gigabytes that nobody asked for.
+    """
+    most = config.max_position_embeddings
+    wanted = min(settings.max_model_len or _DEFAULT_KV_TOKENS, most)
     blocks = settings.kv_blocks
     if blocks is None:
-        tokens = max(_DEFAULT_KV_TOKENS, wanted)
-        blocks = -(-tokens // settings.block_size)
+        blocks = -(-max(_DEFAULT_KV_TOKENS, wanted) // settings.block_size)
     return Capacity(kv_blocks=blocks, max_model_len=min(wanted, blocks * settings.block_size))

@@ -32,6 +32,17 @@ from app.reference_engine.intake import Intake
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.runtime import ReferenceRuntime
 
+__all__ = [
+    "TINY_MODEL_NAME",
+    "EngineSettings",
+    "ServedEngine",
+    "TlsFiles",
+    "TokenProfile",
+    "TokenSettings",
+    "run_engine",
+    "served",
+]
+
 TINY_MODEL_NAME = "tiny-llama"
 _KEY_FETCH_TIMEOUT_S = 5.0
 

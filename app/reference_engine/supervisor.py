@@ -26,6 +26,8 @@ from app.reference_engine.messages import (
 from app.reference_engine.processes import own_environment, own_module
 from app.reference_engine.wire import MalformedFrame, encode_frame
 
+# Everything here counts ranks; what more than one needs is a first rank that hands the log on.
+_WORLD_SIZE = 1
 _KILL_WAIT_S = 10.0
 
 
@@ -124,7 +126,6 @@ class Supervisor:
         *,
         on_report: Callable[[RequestReport], None],
         on_lost: Callable[[int, str], None],
-        world_size: int = 1,
         startup_deadline_s: float = 300.0,
         order_deadline_s: float = 60.0,
         watch_interval_s: float = 5.0,
@@ -137,7 +138,7 @@ class Supervisor:
         processes: list[RankProcess] = []
         try:
             async with asyncio.timeout(startup_deadline_s):
-                for rank in range(world_size):
+                for rank in range(_WORLD_SIZE):
                     processes.append(await RankProcess.spawn(rank))
                 ready = await asyncio.gather(
                     *(one.ready(checkpoint, settings) for one in processes)

@@ -29,7 +29,7 @@ from app.reference_engine.errors import (
     TokenizerMismatch,
     UnsupportedArchitecture,
 )
-from app.reference_engine.limits import CoreSettings
+from app.reference_engine.limits import CoreSettings, capacity_of
 from app.reference_engine.model import Span
 from app.reference_engine.tiny_model import ensure_tiny_checkpoint
 from app.reference_engine.tokenizer import Tokenizer
@@ -213,3 +213,33 @@ tiny_model.ensure_tiny_checkpoint(Path({str(tmp_path)!r}), 0)
     directory = ensure_tiny_checkpoint(tmp_path, 0)
     build_core(directory, CoreSettings(), 0)
     assert not (tmp_path / ".making").exists()
+
+
+def test_capacity_follows_from_settings_and_checkpoint(checkpoint: Path) -> None:
+    edit_config(max_position_embeddings=131_072)(checkpoint)
+    config = read_config(checkpoint)
+
+    def capacity(**settings: int) -> tuple[int, int]:
+        found = capacity_of(CoreSettings(**settings), config)
+        return found.kv_blocks, found.max_model_len
+
+    assert capacity() == (1024, 16_384)
+    assert capacity(max_model_len=1000) == (1024, 1000)
+    assert capacity(max_model_len=20_001, block_size=8) == (2501, 20_001)
+    assert capacity(max_model_len=200_000) == (8192, 131_072)
+    assert capacity(kv_blocks=10) == (10, 160)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"block_size": 0},
+        {"kv_blocks": 0},
+        {"step_delay_ms": -1},
+        {"max_running": 600},
+        {"torch_threads": 0},
+    ],
+)
+def test_settings_that_can_not_work(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        CoreSettings(**wrong)
