@@ -90,8 +90,8 @@ class Observing:
 
     async def next(self) -> Event | None:
         """None: the stream has ended OK."""
-        event = await self._call.read()
-        if event is grpc.aio.EOF:
+        event: Any = await self._call.read()
+        if not isinstance(event, Event):
             return None
         self.events.append(event)
         return event
@@ -140,9 +140,13 @@ class Generation:
         return self._task.done()
 
     async def first(self) -> None:
-        """Until something has come back."""
+        """Until something has come back; AioRpcError when that is a refusal."""
         async with asyncio.timeout(TIMEOUT_S):
-            await self._arrived.wait()
+            arrived = asyncio.ensure_future(self._arrived.wait())
+            await asyncio.wait({arrived, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            arrived.cancel()
+        if not self.responses:
+            await self._task
 
     async def end(self) -> generation_pb2.GenerateResponse:
         """The last response. Raises AioRpcError for a status other than OK."""
@@ -281,10 +285,10 @@ class Client:
 
     async def health(self, service: str, *, admin: bool = False) -> str:
         channel = self.admin_channel if admin else self.inference_channel
-        answer = await health_pb2_grpc.HealthStub(channel).Check(
+        answer: Any = await health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S
         )
-        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
 def _bearer(token: str | None) -> tuple[tuple[str, str], ...]:

@@ -121,6 +121,7 @@ class MinimalEngine:
         self.observing: Callable[[], Awaitable[None]] | None = None
         self.progress: tuple[Progress, ...] = ()  # reported by rank 0 while it prepares
         self.cached_blocks = 0
+        self.started: list[str] = []  # ids of requests, in the order in which they were let in
         self.closed = False
         self._requests: dict[str, _Request] = {}
         self._gone: set[str] = set()
@@ -265,6 +266,7 @@ class MinimalEngine:
             raise RequestRefused(code, "no room", retryable=True)
         if request.prompt == "explode":
             raise ZeroDivisionError("secret detail of the engine")
+        self.started.append(request.request_id)
         mine = _Request(words=request.prompt.split() or ["token"])
         self._requests[request.request_id] = mine
         try:
