@@ -28,15 +28,15 @@ _TRY_LOCK = text("SELECT pg_try_advisory_lock(1128414562, 1)")
 _UNLOCK = text("SELECT pg_advisory_unlock(1128414562, 1)")
 
 
-async def upgrade(url: str) -> str:
+async def upgrade(url: str, *, patience_s: float = _UPGRADE_PATIENCE_S) -> str:
     """Bring the database to the newest schema and return its revision. Creates what is missing.
 
     Raises SchemaAhead, LedgerInUse (SQLite, another process has it), UpgradeBusy (PostgreSQL,
-    another process is upgrading and takes longer than a minute), LedgerUnavailable.
+    another process is upgrading and takes longer than `patience_s`), LedgerUnavailable.
     """
     target = target_of(url)
     with sole_process(target):
-        return await bring_up(target)
+        return await bring_up(target, patience_s)
 
 
 async def check(url: str) -> str:
@@ -112,7 +112,7 @@ def _current(connection: Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
 
 
-async def bring_up(target: Target) -> str:
+async def bring_up(target: Target, patience_s: float = _UPGRADE_PATIENCE_S) -> str:
     """`upgrade` for a process that already has the SQLite file for itself."""
     schema = await release_schema()
 
@@ -120,7 +120,7 @@ async def bring_up(target: Target) -> str:
         schema.config.attributes["connection"] = connection
         command.upgrade(schema.config, "head")
 
-    async with _alone(target) as connection:
+    async with _alone(target, patience_s) as connection:
         current = await connection.run_sync(_current)
         # Alembic has to find the connection outside a transaction to begin one itself.
         await connection.rollback()
@@ -136,12 +136,12 @@ async def alone(url: str) -> AsyncIterator[AsyncConnection]:
     """A connection for migrations, while no other process migrates this database."""
     target = target_of(url)
     with sole_process(target):
-        async with _alone(target) as connection:
+        async with _alone(target, _UPGRADE_PATIENCE_S) as connection:
             yield connection
 
 
 @asynccontextmanager
-async def _alone(target: Target) -> AsyncIterator[AsyncConnection]:
+async def _alone(target: Target, patience_s: float) -> AsyncIterator[AsyncConnection]:
     engine = for_writing(make_engine(target, migrating=True))
     try:
         with database_errors():
@@ -149,14 +149,14 @@ async def _alone(target: Target) -> AsyncIterator[AsyncConnection]:
                 if target.path is not None:
                     yield connection
                     return
-                async with _upgrade_lock(engine):
+                async with _upgrade_lock(engine, patience_s):
                     yield connection
     finally:
         await engine.dispose()
 
 
 @asynccontextmanager
-async def _upgrade_lock(engine: AsyncEngine) -> AsyncIterator[None]:
+async def _upgrade_lock(engine: AsyncEngine, patience_s: float) -> AsyncIterator[None]:
     """Replicas that start together upgrade one after the other, and the later ones find nothing
     left to do.
 
@@ -166,7 +166,7 @@ async def _upgrade_lock(engine: AsyncEngine) -> AsyncIterator[None]:
     """
     async with engine.connect() as plain:
         keeper = await plain.execution_options(isolation_level="AUTOCOMMIT")
-        until = time.monotonic() + _UPGRADE_PATIENCE_S
+        until = time.monotonic() + patience_s
         while not (await keeper.execute(_TRY_LOCK)).scalar_one():
             if time.monotonic() > until:
                 raise UpgradeBusy("another process is upgrading the ledger and has not finished")
