@@ -75,15 +75,19 @@ def follow(
             if operation["done"]:
                 return operation
         except httpx2.TransportError as error:
-            if time.monotonic() - heard_at > PATIENCE_S:
-                line = f"the gateway is out of reach; operation {operation_id} goes on without us"
-                raise CommandFailed(Exit.UNREACHABLE, line) from error
+            _keep_patience(heard_at, str(error) or type(error).__name__)
+        except CommandFailed as failed:
+            # It restarts, or has no room for one more stream: both pass.
+            if failed.exit is not Exit.UNREACHABLE:
+                raise
+            _keep_patience(heard_at, failed.line)
         time.sleep(PAUSE_S)
     operation = gateway.get(path)
     if operation["done"]:
         return operation
-    raise CommandFailed(
-        Exit.UNKNOWN,
-        f"operation {operation_id} is {operation['state']} after {timeout_s:g} s and goes on:"
-        f" chadburn ops watch {operation_id}",
-    )
+    raise CommandFailed(Exit.UNKNOWN, f"it is still {operation['state']} after {timeout_s:g} s")
+
+
+def _keep_patience(heard_at: float, why: str) -> None:
+    if time.monotonic() - heard_at > PATIENCE_S:
+        raise CommandFailed(Exit.UNREACHABLE, why)

@@ -12,7 +12,7 @@ import typer
 from app.commands.ending import CommandFailed, Exit, usage
 from app.commands.http import compact
 from app.commands.printing import note
-from app.commands.target import DEMO_DIR, DemoDir, read_ready
+from app.commands.target import DEMO_DIR, DemoDir, plain, read_ready
 
 _ENDS = {"stop": Exit.OK, "length": Exit.OK, "cancelled": Exit.CANCELLED}
 
@@ -74,7 +74,7 @@ async def _stream(
     )
 
     try:
-        client = InferenceClient(address, token)
+        client = InferenceClient(address, plain(token))
     except ValueError as error:
         raise usage(str(error)) from error
     exit_ = Exit.UNKNOWN

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-from app.commands.ending import CommandFailed, Exit, OutcomeLost
+from app.commands.ending import CommandFailed, Exit, OutcomeLost, usage
 from app.commands.target import Target
 
 Json = dict[str, Any]
@@ -26,11 +26,14 @@ class Gateway:
 
     def __init__(self, target: Target) -> None:
         self._url = target.url
-        self._client = httpx2.Client(
-            base_url=target.url,
-            headers={"authorization": f"Bearer {target.token}", "accept": "application/json"},
-            timeout=httpx2.Timeout(ANSWER_S, connect=CONNECT_S),
-        )
+        try:
+            self._client = httpx2.Client(
+                base_url=target.url,
+                headers={"authorization": f"Bearer {target.token}", "accept": "application/json"},
+                timeout=httpx2.Timeout(ANSWER_S, connect=CONNECT_S),
+            )
+        except httpx2.InvalidURL as error:
+            raise usage(f"--url is no usable address: {error}") from error
 
     def get(self, path: str, **query: Any) -> Json:
         """A JSON document, read again after a broken connection."""
@@ -60,8 +63,8 @@ class Gateway:
                 time.sleep(0.25 * 2**attempt)
             try:
                 return self._client.request(method, path, **what)
-            except (httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
-                raise CommandFailed(Exit.USAGE, f"{self._url} is no usable address") from error
+            except (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError) as error:
+                raise usage(f"{self._url} is no usable address: {error}") from error
             except httpx2.TransportError as error:
                 last = str(error) or type(error).__name__
                 if not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):

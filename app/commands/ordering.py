@@ -12,11 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from app.commands.ending import CommandFailed, OutcomeLost
+from app.commands.ending import CommandFailed, Exit, OutcomeLost, usage
 from app.commands.following import StreamEvent, follow
 from app.commands.http import Gateway, Json, connected
 from app.commands.printing import event_line, exit_of, operation_line, show
 from app.commands.target import DEMO_DIR, DemoDir, Token, Url, gateway
+from app.domain.errors import MalformedIdempotencyKey
+from app.domain.idempotency import check_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +108,39 @@ def give(calls: Gateway, order: Order, how: Manner) -> None:
     if how.dry_run:
         show(calls.post(order.path, {**body, "dry_run": True}, headers))
         return
-    key = how.key or str(uuid.uuid4())
+    key = _key(how.key)
     operation = _accepted(calls, order.path, body, headers | {"idempotency-key": key}, key)
     if how.wait and not operation["done"]:
-        operation = follow(
-            calls, operation["id"], timeout_s=how.timeout_s, tell=_teller(how.as_json)
-        )
+        operation = followed(calls, operation["id"], how.timeout_s, _teller(how.as_json))
     if how.as_json:
         show(operation)
     else:
         print(operation_line(operation))
     raise typer.Exit(exit_of(operation))
+
+
+def _key(given: str | None) -> str:
+    try:
+        return str(uuid.uuid4()) if given is None else check_key(given)
+    except MalformedIdempotencyKey as error:
+        raise usage(f"--key: {error.message}") from error
+
+
+def followed(
+    calls: Gateway, operation_id: str, timeout_s: float, tell: Callable[[StreamEvent], None]
+) -> Json:
+    """`follow` for an order that has been taken: whatever ends the waiting, the order goes on, and
+    the code must not say otherwise."""
+    try:
+        return follow(calls, operation_id, timeout_s=timeout_s, tell=tell)
+    except CommandFailed as failed:
+        raise CommandFailed(Exit.UNKNOWN, f"{failed.line}; {_goes_on(operation_id)}") from failed
+    except KeyboardInterrupt:
+        raise CommandFailed(Exit.INTERRUPTED, _goes_on(operation_id)) from None
+
+
+def _goes_on(operation_id: str) -> str:
+    return f"the operation goes on: chadburn ops watch {operation_id}"
 
 
 def _accepted(calls: Gateway, path: str, body: Json, headers: dict[str, str], key: str) -> Json:

@@ -85,7 +85,7 @@ def gateway(url: str | None, token: str | None, demo_dir: Path) -> Target:
     if base is not None and not base.startswith(("http://", "https://")):
         raise usage("--url needs http:// or https:// in front")
     if base is not None and token:
-        return Target(base, token)
+        return Target(base, plain(token))
     ready = read_ready(demo_dir)
     if ready is None:
         missing = "--url and --token" if not (base or token) else "--token" if base else "--url"
@@ -93,4 +93,11 @@ def gateway(url: str | None, token: str | None, demo_dir: Path) -> Target:
     # The demo's operator token is for the demo's own gateway and for no other address.
     if base is not None and base != ready.base_url.rstrip("/"):
         raise usage("give --token: the demo that runs here has another address than --url")
-    return Target(ready.base_url.rstrip("/"), token or ready.tokens["operator"])
+    return Target(ready.base_url.rstrip("/"), plain(token or ready.tokens["operator"]))
+
+
+def plain(token: str) -> str:
+    """A token as a header can carry it. The line never repeats it."""
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise usage("the token has characters that no token has: white space, or beyond ASCII")
+    return token

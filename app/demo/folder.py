@@ -40,6 +40,10 @@ class Folder:
     def gateway_config(self) -> Path:
         return self.path / "gateway.toml"
 
+    @property
+    def lock(self) -> Path:
+        return self.path / "demo.lock"
+
     def log(self, process: str) -> Path:
         return self.path / "logs" / f"{process}.log"
 
@@ -48,28 +52,44 @@ class Folder:
         return self.path / process
 
     def create(self) -> None:
-        """Make what is missing, mode 0700. Raises FolderRefused."""
+        """Make what is missing, mode 0700. Raises FolderRefused.
+
+        A folder that holds other things is refused: its mode is not ours to change, and what is
+        put beside them could be taken for theirs.
+        """
         try:
+            if self.path.is_dir() and any(self.path.iterdir()) and not self.lock.is_file():
+                raise FolderRefused(f"the folder {self.path} holds something else than a demo")
             for directory in (self.path, self.log("x").parent):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                 directory.chmod(0o700)
-            probe = self.path / f".probe-{secrets.token_hex(4)}"
-            probe.touch(mode=0o600)
-            probe.unlink()
         except OSError as error:
-            raise FolderRefused(
-                f"the folder {self.path} cannot be written: {error.strerror}"
-            ) from error
+            raise _unwritable(self.path, error) from error
+        check_writable(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Held while a demo runs; the kernel lets go of it when the process ends, however."""
-        with open(self.path / "demo.lock", "w", encoding="utf-8") as lock:
+        with open(self.lock, "w", encoding="utf-8") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise FolderRefused(f"another demo is running in {self.path}") from error
             yield
+
+
+def check_writable(directory: Path) -> None:
+    """Raises FolderRefused where a file cannot be made."""
+    probe = directory / f".probe-{secrets.token_hex(4)}"
+    try:
+        probe.touch(mode=0o600)
+        probe.unlink()
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+
+
+def _unwritable(directory: Path, error: OSError) -> FolderRefused:
+    return FolderRefused(f"the folder {directory} cannot be written: {error.strerror}")
 
 
 def write_private(path: Path, text: str) -> None:

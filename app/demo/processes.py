@@ -133,7 +133,7 @@ def last_line(log: Path) -> str:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         return "nothing in its log"
-    return lines[-1].strip() if lines else "nothing in its log"
+    return lines[-1].strip().removeprefix("chadburn: ") if lines else "nothing in its log"
 
 
 def _own_variables() -> dict[str, str]:

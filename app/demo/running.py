@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from app.demo.folder import Folder, FolderRefused, write_json, write_private
+from app.demo.folder import Folder, FolderRefused, check_writable, write_json, write_private
 from app.demo.gateway import Gateway, GatewayRefused, gateway_config
 from app.demo.plan import (
     ENGINE_AUDIENCE,
@@ -74,6 +74,7 @@ async def run(plan: Plan, tell: Callable[[Running], None]) -> None:
     try:
         folder.create()
         with folder.locked():
+            _forget_earlier(plan, folder)
             check_packages()
             ports = Ports.counted_from(plan.port)
             life = asyncio.ensure_future(_live(plan, folder, ports, tell))
@@ -85,6 +86,20 @@ async def run(plan: Plan, tell: Callable[[Running], None]) -> None:
         raise DemoRefused(str(error)) from error
     finally:
         stopped.cancel()
+
+
+def _forget_earlier(plan: Plan, folder: Folder) -> None:
+    """A demo that was killed leaves its ready files; who waits for ours must not read them."""
+    for path in _ready_files(plan, folder):
+        check_writable(path.parent)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise DemoRefused(f"{path} cannot be replaced: {error.strerror}") from error
+
+
+def _ready_files(plan: Plan, folder: Folder) -> list[Path]:
+    return [folder.ready_file, *([plan.ready_file] if plan.ready_file else [])]
 
 
 async def _live(plan: Plan, folder: Folder, ports: Ports, tell: Callable[[Running], None]) -> None:
@@ -195,7 +210,7 @@ async def _announced(plan: Plan, running: Running) -> AsyncIterator[Callable[[st
     Gives the present token of a role.
     """
     folder = running.folder
-    paths = [folder.ready_file, *([plan.ready_file] if plan.ready_file else [])]
+    paths = _ready_files(plan, folder)
     tokens = dict(running.tokens)
 
     def write() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +144,8 @@ class TestOutcome:
         gateway.then(accepted).then(answer)
         ran = at(*DRAIN, "--wait", "--timeout", "0.7")
         assert ran.code == 5
-        assert "operation op-1 is reconciling after 0.7 s" in ran.err
+        assert "it is still reconciling after 0.7 s; the operation goes on" in ran.err
+        assert "chadburn ops watch op-1" in ran.err
 
     def test_a_replayed_order_that_has_ended_is_not_followed(
         self, at: Run, gateway: Gateway
@@ -180,6 +183,36 @@ class TestStream:
         streams = [seen for seen in gateway.seen if seen.path.endswith("/events")]
         places = [seen.headers.get("last-event-id") for seen in streams]
         assert places == [None, "1a2b3c4d-7", "1a2b3c4d-7"]
+
+    def test_a_gateway_that_restarts_is_waited_for(self, at: Run, gateway: Gateway) -> None:
+        goodbye = 'event: goodbye\ndata: {"reason": "shutting_down"}\n\n'
+        gateway.then(accepted).then(stream(goodbye))
+        for _ in range(5):  # more than one call tries by itself
+            gateway.then(Answer(drop=True))
+        gateway.then(problem(503, title="Closing")).then(problem(429, title="Too many streams"))
+        gateway.then(stream(SUCCEEDED)).then(Answer(200, operation("succeeded")))
+        assert at(*DRAIN, "--wait").code == 0
+
+    @pytest.mark.parametrize("status", [401, 403, 404])
+    def test_a_wait_that_is_cut_short_is_no_refusal_of_the_order(
+        self, at: Run, gateway: Gateway, status: int
+    ) -> None:
+        gateway.then(accepted).then(problem(status, title="Token expired"))
+        ran = at(*DRAIN, "--wait")
+        assert ran.code == 5
+        assert "Token expired; the operation goes on" in ran.err
+
+    def test_ctrl_c_leaves_the_operation_to_itself(
+        self, at: Run, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupt(_seen: Seen) -> Answer:
+            os.kill(os.getpid(), signal.SIGINT)
+            return stream()
+
+        gateway.then(accepted).then(interrupt)
+        ran = at(*DRAIN, "--wait")
+        assert ran.code == 130
+        assert ran.err == "chadburn: the operation goes on: chadburn ops watch op-1\n"
 
     def test_no_content_means_that_it_has_ended(self, at: Run, gateway: Gateway) -> None:
         gateway.then(accepted).then(Answer(204)).then(Answer(200, operation("succeeded")))
@@ -326,10 +359,28 @@ class TestWhereTo:
         assert ran.code == 2
         assert f"give {missing};" in ran.err
 
-    @pytest.mark.parametrize("url", ["gateway:8765", "ftp://x", "localhost"])
-    def test_an_address_needs_its_scheme(self, run: Run, url: str) -> None:
+    @pytest.mark.parametrize(
+        "url",
+        ["gateway:8765", "ftp://x", "localhost", "http://", "http://[::1", "http://x:99999"],
+    )
+    def test_an_address_is_an_address(self, run: Run, url: str) -> None:
         ran = run(*DRAIN, "--url", url, "--token", "t")
-        assert (ran.code, "http://" in ran.err) == (2, True)
+        assert ran.code in {2, 7}
+        assert ran.err.count("\n") == 1
+
+    @pytest.mark.parametrize("token", ["a b", "tökén", "a\nb", "a\x7f"])
+    def test_a_token_that_is_none_goes_nowhere(
+        self, run: Run, gateway: Gateway, token: str
+    ) -> None:
+        ran = run(*DRAIN, "--url", gateway.url, "--token", token)
+        assert (ran.code, gateway.seen) == (2, [])
+        assert token not in ran.err
+
+    @pytest.mark.parametrize("key", ["", " ", "clé", "k" * 129])
+    def test_a_key_that_is_none_goes_nowhere(self, at: Run, gateway: Gateway, key: str) -> None:
+        ran = at(*DRAIN, "--key", key)
+        assert (ran.code, gateway.seen) == (2, [])
+        assert "--key: the idempotency key must be" in ran.err
 
     def test_a_damaged_ready_file_is_said(self, run: Run, demo_dir: Path) -> None:
         (demo_dir / "ready.json").write_text('{"base_url": 3}')
