@@ -71,24 +71,24 @@ def libpq_options(engine: AsyncEngine, target: Target) -> dict[str, Any]:
 def make_engine(target: Target, *, pool_size: int = 2, migrating: bool = False) -> AsyncEngine:
     """`migrating`: without limits of time, and on SQLite without foreign keys, which would act
     while a table is made again."""
+    common: dict[str, Any] = {
+        "pool_size": pool_size,
+        "max_overflow": 0,
+        "pool_timeout": _POOL_TIMEOUT_S,
+        # An error's text ends up in logs; what orders contain does not belong there.
+        "hide_parameters": True,
+    }
     if target.path is not None:
-        engine = create_async_engine(
-            target.url,
-            pool_size=pool_size,
-            max_overflow=0,
-            pool_timeout=_POOL_TIMEOUT_S,
-            # sqlite3 would begin transactions by itself, and only before some statements.
-            connect_args={"isolation_level": None},
-        )
+        # sqlite3 would begin transactions by itself, and only before some statements.
+        own = {"connect_args": {"isolation_level": None}}
+        engine = create_async_engine(target.url, **common, **own)
         pragmas = {**_PRAGMAS, "foreign_keys": (0, 0) if migrating else (1, 1)}
         _configure_sqlite(engine, pragmas)
         return engine
     try:
         engine = create_async_engine(
             target.url,
-            pool_size=pool_size,
-            max_overflow=0,
-            pool_timeout=_POOL_TIMEOUT_S,
+            **common,
             pool_pre_ping=True,
             # Each statement has to see what was committed before it began: the order of events
             # is read in steps that rely on that, whatever the server's default is.
@@ -96,9 +96,8 @@ def make_engine(target: Target, *, pool_size: int = 2, migrating: bool = False) 
             connect_args=_libpq_defaults(target),
         )
     except ImportError as error:
-        raise InvalidArgument("PostgreSQL needs the extra: pip install chadburn[postgres]") from (
-            error
-        )
+        missing = "PostgreSQL needs the extra: pip install 'chadburn[postgres]'"
+        raise InvalidArgument(missing) from error
     if not migrating:
         _configure_postgres(engine)
     return engine

@@ -26,7 +26,8 @@ class Events:
     async def of_operation(
         self, operation_id: str, after_sequence: int = 0, limit: int = 500
     ) -> tuple[StoredEvent, ...]:
-        """In order of sequence. An unknown operation has none."""
+        """In order of sequence. An unknown operation has none. May be ahead of the horizon: the
+        events of one operation commit in their order, whatever other writers do."""
         query = (
             select(events)
             .where(events.c.operation_id == operation_id, events.c.sequence > after_sequence)
@@ -65,7 +66,10 @@ class Events:
         return await self._database.read(look)
 
     async def horizon(self) -> int:
-        """The position up to which everything is settled; what comes later lies behind it."""
+        """The position up to which everything is settled; what comes later lies behind it.
+
+        It may be lower than a moment before; that takes nothing back.
+        """
 
         async def look(connection: AsyncConnection) -> int:
             return await positions.settled(connection, self._database.postgres)
