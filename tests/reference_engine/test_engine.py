@@ -22,7 +22,8 @@ from tests.reference_engine.serving import (
 
 pytestmark = pytest.mark.anyio
 
-LONG = 300
+# At 2 ms a step most of a second: time enough for an order to meet a generation.
+LONG = 400
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +81,11 @@ async def test_requests_are_computed_together(engine: Engine) -> None:
 
 
 async def test_more_than_may_run_wait_their_turn(engine: Engine) -> None:
-    asked = [ask(engine, str(n), max_tokens=30, seed=n) for n in range(11)]
+    asked = [ask(engine, str(n), max_tokens=LONG, seed=n) for n in range(11)]
     load = await load_becomes(engine, running=8, waiting=3)
     assert load.waiting_tokens == 3 * len(engine.tokenizer.encode(PROMPT))
     for one in asked:
-        assert len((await one.whole()).ids) == 30
+        assert len((await one.whole()).ids) == LONG
 
 
 async def test_prefix_is_reused_and_changes_nothing(engine: Engine) -> None:
@@ -113,8 +114,8 @@ async def test_flush_really_empties_the_prefix_cache(engine: Engine) -> None:
 
 async def test_flush_leaves_running_requests_their_blocks(engine: Engine) -> None:
     await ask(engine, "earlier", "a lamp on the mast, a light on the pier, a whistle").whole()
-    expected = await ask(engine, "expected", max_tokens=100, seed=2, cache_salt="x").whole()
-    running = ask(engine, "running", max_tokens=100, seed=2, cache_salt="y")
+    expected = await ask(engine, "expected", max_tokens=LONG, seed=2, cache_salt="x").whole()
+    running = ask(engine, "running", max_tokens=LONG, seed=2, cache_salt="y")
     await running.after(5)
     used = (await engine.load()).used_kv_blocks
     flushed = await engine.flush_prefix_cache()
@@ -126,9 +127,10 @@ async def test_flush_leaves_running_requests_their_blocks(engine: Engine) -> Non
 
 
 async def test_frozen_requests_continue_token_for_token(engine: Engine) -> None:
-    whole = [await ask(engine, f"w{n}", max_tokens=150, seed=n).whole() for n in range(3)]
+    unfrozen = [ask(engine, f"w{n}", max_tokens=LONG, seed=n) for n in range(3)]
+    whole = [await one.whole() for one in unfrozen]
     await engine.flush_prefix_cache()
-    asked = [ask(engine, f"f{n}", max_tokens=150, seed=n) for n in range(3)]
+    asked = [ask(engine, f"f{n}", max_tokens=LONG, seed=n) for n in range(3)]
     for one in asked:
         await one.after(10)
     frozen = await engine.set_gate(m.SetGate(gate=m.Gate.FROZEN))
@@ -162,8 +164,8 @@ async def test_several_freezes_change_nothing_either(engine: Engine) -> None:
 
 
 async def test_flush_spares_what_is_frozen(engine: Engine) -> None:
-    expected = await ask(engine, "expected", max_tokens=60, seed=8).whole()
-    asked = await ask(engine, "kept", max_tokens=60, seed=8).after(5)
+    expected = await ask(engine, "expected", max_tokens=LONG, seed=8).whole()
+    asked = await ask(engine, "kept", max_tokens=LONG, seed=8).after(5)
     await engine.set_gate(m.SetGate(gate=m.Gate.FROZEN))
     flushed = await engine.flush_prefix_cache()
     assert flushed.blocks_in_use > 0
@@ -197,11 +199,11 @@ async def test_closing_ends_what_runs_and_what_waits_and_what_is_still_on_its_wa
 
 
 async def test_closing_only_if_idle_waits_for_nobody(engine: Engine) -> None:
-    asked = await ask(engine, "a", max_tokens=100).after(1)
+    asked = await ask(engine, "a", max_tokens=LONG).after(1)
     order = m.SetGate(gate=m.Gate.CLOSED, only_if_idle=True)
     with pytest.raises(OrderRejected, match="1 requests are in flight"):
         await engine.set_gate(order)
-    assert len((await asked.whole()).ids) == 100
+    assert len((await asked.whole()).ids) == LONG
     assert (await engine.set_gate(order)).aborted == 0
 
 
@@ -256,10 +258,10 @@ async def test_a_client_that_leaves_while_waiting(engine: Engine) -> None:
 
 
 async def test_an_open_id_is_not_taken_twice(engine: Engine) -> None:
-    asked = await ask(engine, "same", max_tokens=50).after(1)
+    asked = await ask(engine, "same", max_tokens=LONG).after(1)
     with pytest.raises(DuplicateRequest):
         await ask(engine, "same").whole()
-    assert len((await asked.whole()).ids) == 50
+    assert len((await asked.whole()).ids) == LONG
 
 
 async def test_stop_conditions_reach_the_model(engine: Engine) -> None:

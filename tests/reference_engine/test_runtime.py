@@ -24,6 +24,7 @@ from tests.reference_engine.serving import PATIENCE_S, PROMPT, serving
 pytestmark = pytest.mark.anyio
 
 _NUMBERS = count()
+LONG = 400
 KEEP, ABORT, DRAIN = (
     Pause(mode=mode) for mode in (PauseMode.KEEP, PauseMode.ABORT, PauseMode.DRAIN)
 )
@@ -77,7 +78,7 @@ async def carry_out(runtime: Runtime, command: Command) -> Order:
 class Stream:
     """A generation through the port, counted in the background."""
 
-    def __init__(self, runtime: Runtime, request_id: str, max_tokens: int = 300) -> None:
+    def __init__(self, runtime: Runtime, request_id: str, max_tokens: int = LONG) -> None:
         request = generation_pb2.GenerateRequest(request_id=request_id, prompt=PROMPT)
         request.stopping.max_tokens = max_tokens
         self.tokens = 0
@@ -138,7 +139,7 @@ async def test_closing_the_iterator_ends_the_request_before_it_returns(
 
 
 async def test_drain_that_commits_too_early_is_refused(runtime: ReferenceRuntime) -> None:
-    stream = await Stream(runtime, "a", 60).began()
+    stream = await Stream(runtime, "a", LONG).began()
     one = order(DRAIN)
     with pytest.raises(RuntimeFault, match="in flight"):
         await both_phases(runtime, one)
@@ -147,16 +148,16 @@ async def test_drain_that_commits_too_early_is_refused(runtime: ReferenceRuntime
 
 
 async def test_rolled_back_freeze_lets_requests_go_on(runtime: ReferenceRuntime) -> None:
-    stream = await Stream(runtime, "a", 60).began()
+    stream = await Stream(runtime, "a", LONG).began()
     one = order(KEEP)
     await both_phases(runtime, one)
     await runtime.rollback(one, 0)
     await stream.end()
-    assert stream.tokens == 60
+    assert stream.tokens == LONG
 
 
 async def test_rollback_returns_to_the_earlier_pause(runtime: ReferenceRuntime) -> None:
-    stream = await Stream(runtime, "a", 60).began()
+    stream = await Stream(runtime, "a", LONG).began()
     await carry_out(runtime, KEEP)
     frozen_at = stream.tokens
     one = order(RESUME)
@@ -165,12 +166,12 @@ async def test_rollback_returns_to_the_earlier_pause(runtime: ReferenceRuntime) 
     await asyncio.sleep(0.05)
     seen = stream.tokens
     await asyncio.sleep(0.05)
-    assert frozen_at <= stream.tokens == seen < 60
+    assert frozen_at <= stream.tokens == seen < LONG
     resumed = order(RESUME)
     await both_phases(runtime, resumed)
     assert (await runtime.conclude(resumed)).requests_continued == 1
     await stream.end()
-    assert stream.tokens == 60
+    assert stream.tokens == LONG
 
 
 async def test_rollback_of_what_was_only_prepared_or_not_even_that(
