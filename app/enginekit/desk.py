@@ -101,10 +101,15 @@ class OrderDesk:
             expected_revision=order.expected_revision,
             deadline_at=now + timedelta(milliseconds=deadline_ms),
         )
-        live = await self._journal.accept(operation, order.fingerprint)
+        # There before the operation can be found: a cancellation must not fall between the two.
         deadline_at = asyncio.get_running_loop().time() + deadline_ms / 1000
         interrupts = Interrupts(deadline_at, self._settings.timings)
         self._interrupts[operation.id] = interrupts
+        try:
+            live = await self._journal.accept(operation, order.fingerprint)
+        except BaseException:
+            del self._interrupts[operation.id]
+            raise
         self._keep(asyncio.create_task(self._run(live, order.command, interrupts)))
         return operation.id
 
@@ -154,9 +159,8 @@ class OrderDesk:
         live = self._journal.live(operation_id)
         if live is not None:
             await self._journal.record(live, lambda _: CancelRequested())
-            interrupts = self._interrupts.get(operation_id)
-            if interrupts is not None:
-                interrupts.cancelled.set()
+            if operation_id in self._interrupts:
+                self._interrupts[operation_id].cancelled.set()
         return await self.find(operation_id=operation_id)
 
     async def stop(self) -> None:

@@ -64,7 +64,7 @@ class Interrupts:
         if cancellable and self.cancelled.is_set():
             work.close()
             raise CancelAsked
-        task = asyncio.ensure_future(work)
+        task = asyncio.create_task(work, name=getattr(work, "__qualname__", "step"))
         cancelled = asyncio.ensure_future(self.cancelled.wait())
         waited: set[asyncio.Future[Any]] = {task, cancelled} if cancellable else {task}
         try:

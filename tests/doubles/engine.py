@@ -117,6 +117,10 @@ class EngineDouble:
         """`method` as in the proto, e.g. "Pause": one fault for each of its next calls."""
         self._faults.setdefault(method, []).extend(faults)
 
+    def take_all(self, method: str) -> None:
+        """Behave again: the faults that still wait for calls of that method are taken back."""
+        self._faults.pop(method, None)
+
     def take_fault(self, method: str) -> Fault | None:
         waiting = self._faults.get(method)
         return waiting.pop(0) if waiting else None

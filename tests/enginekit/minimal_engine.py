@@ -122,6 +122,7 @@ class MinimalEngine:
         self.progress: tuple[Progress, ...] = ()  # reported by rank 0 while it prepares
         self.cached_blocks = 0
         self.started: list[str] = []  # ids of requests, in the order in which they were let in
+        self.stuck = False  # requests cannot be aborted
         self.closed = False
         self._requests: dict[str, _Request] = {}
         self._gone: set[str] = set()
@@ -273,6 +274,9 @@ class MinimalEngine:
             for index, word in enumerate(mine.words):
                 if index == 1 and word == "explode":
                     raise ZeroDivisionError("secret detail of the engine")
+                if index == 1 and word == "refuse":
+                    code = error_pb2.ErrorCode.ERROR_CODE_KV_TRANSFER_FAILED
+                    raise RequestRefused(code, "too late", retryable=True)
                 while (self._held_up() or (self._stalled and index)) and mine.aborted is None:
                     await self._wake.wait()
                 if mine.aborted is not None:
@@ -294,13 +298,16 @@ class MinimalEngine:
         wanted = tuple(self._requests) if request_ids is None else request_ids
         outcomes = {}
         for name in wanted:
-            if name in self._requests:
+            if name in self._requests and self.stuck:
+                outcomes[name] = AbortOutcome.FAILED
+            elif name in self._requests:
                 self._requests[name].aborted = message
                 outcomes[name] = AbortOutcome.ABORTED
             else:
                 known = name in self._gone
                 outcomes[name] = AbortOutcome.ALREADY_FINISHED if known else AbortOutcome.NOT_FOUND
-        ending = [self._requests[name] for name in wanted if name in self._requests]
+        ended = [name for name, how in outcomes.items() if how is AbortOutcome.ABORTED]
+        ending = [self._requests[name] for name in ended]
         self._wake_all()
         for request in ending:
             await request.over.wait()

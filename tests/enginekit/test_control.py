@@ -148,6 +148,28 @@ async def test_weights_that_are_not_valid_take_the_engine_out_of_service(
     assert await client.generate().finish_reason() == "LENGTH"
 
 
+async def test_a_runtime_that_cannot_be_observed_is_not_ready(
+    client: Client, double: EngineDouble
+) -> None:
+    before = (await client.profile()).revision
+
+    async def broken() -> None:
+        raise ZeroDivisionError("secret detail of the engine")
+
+    double.engine.observing = broken
+    assert (await core(client)).state == H.HEALTH_STATE_NOT_READY
+
+    async def noticed() -> bool:
+        return await client.health(INFERENCE) == "NOT_SERVING"
+
+    await until(noticed)
+    # It may serve all the same, and nothing that is known has changed.
+    assert await client.generate().finish_reason() == "LENGTH"
+    assert (await client.profile()).revision == before
+    double.engine.observing = None
+    assert (await core(client)).state == H.HEALTH_STATE_READY
+
+
 async def test_a_lost_rank_raises_the_revision_and_shows(
     client: Client, double: EngineDouble
 ) -> None:

@@ -192,6 +192,9 @@ async def test_a_runtime_that_breaks(client: Client) -> None:
     end = await client.generate("one explode").end()
     assert end.error.code == error_pb2.ErrorCode.ERROR_CODE_INTERNAL
     assert "secret" not in end.error.message
+    end = await client.generate("one refuse").end()
+    assert end.error.code == error_pb2.ErrorCode.ERROR_CODE_KV_TRANSFER_FAILED
+    assert end.error.retryable
 
 
 async def test_a_client_that_leaves_frees_its_place(client: Client, double: EngineDouble) -> None:
@@ -275,6 +278,25 @@ async def test_abort_of_everything(client: Client, double: EngineDouble) -> None
     assert (answer.status, answer.message) == (Status.ABORT_STATUS_ABORTED, "4 requests aborted")
     for request in (*running, held):
         assert await request.finish_reason() == "CANCELLED"
+
+
+async def test_an_abort_that_fails_is_not_said_to_have_worked(
+    client: Client, double: EngineDouble
+) -> None:
+    double.engine.stall()
+    running = client.generate()
+    await running.first()
+    double.engine.stuck = True
+    for target in (
+        {"request_id": running.request_id},
+        {"all_requests": lifecycle_pb2.AllRequests()},
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await abort(client.control, **target)
+        assert refusal_of(caught.value).reason == "INTERNAL"
+    double.engine.stuck = False
+    await abort(client.control, request_id=running.request_id)
+    assert await running.finish_reason() == "CANCELLED"
 
 
 async def test_what_an_abort_must_name(client: Client) -> None:

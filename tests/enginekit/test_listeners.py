@@ -226,6 +226,30 @@ async def test_requests_are_their_owners_to_abort(guarded: Guarded) -> None:
         assert await running.finish_reason() == "CANCELLED"
 
 
+async def test_a_verifier_that_breaks_lets_nobody_in(tmp_path: Path) -> None:
+    class Broken:
+        async def verify(self, token: str) -> Any:
+            raise ZeroDivisionError("secret detail")
+
+    settings = KitSettings(data_dir=tmp_path, admin_verifier=Broken(), inference_verifier=Broken())
+    server = EngineServer(MinimalEngine(), settings)
+    await server.start()
+    async with client_of(server, admin_token="token", inference_token="token") as client:
+        for seen in (
+            await refused(client.stream(client.pause())),
+            await client.generate().refused(),
+        ):
+            assert (seen.code, seen.reason) == (Code.INTERNAL, "INTERNAL")
+            assert "secret" not in seen.message
+    await server.stop(0)
+
+
+def test_a_server_that_is_not_started_has_no_address(tmp_path: Path) -> None:
+    server = EngineServer(MinimalEngine(), KitSettings(data_dir=tmp_path, insecure_loopback=True))
+    with pytest.raises(RuntimeError, match="not started"):
+        _ = server.admin_address
+
+
 # ---- where one may listen ----
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from app.domain.kinds import PauseMode
 from app.domain.operation import Progress
+from app.enginekit.runtime import Order
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from tests.doubles.engine import EngineDouble
 from tests.enginekit.client import Client, Event, assert_whole, client_of, refused, until
@@ -148,6 +149,31 @@ async def test_ranks_that_cannot_be_rolled_back_take_the_engine_out_of_service(
     paused = await client.completed(client.pause())
     seen = await refused(client.stream(client.resume(paused.pause.pause_epoch)))
     assert seen.reason == "WEIGHTS_NOT_VALID"
+
+
+async def test_requests_held_meanwhile_are_not_let_into_an_engine_out_of_service(
+    client: Client, double: EngineDouble
+) -> None:
+    let_go = asyncio.Event()
+
+    async def fail_late(order: Order, rank: int) -> None:
+        await let_go.wait()
+        await fault(order, rank)
+
+    double.engine.script("commit", fail_late, 1)
+    double.engine.script("rollback", fault, 2)
+    pausing = await client.begin(client.pause("abort"))
+    await until(lambda: any(call.phase == "commit" for call in double.calls))
+    waiting = client.generate()
+
+    async def held() -> bool:
+        return (await client.load()).queued_requests == 1
+
+    await until(held)
+    let_go.set()
+    assert (await pausing.end()).HasField("failed")
+    assert "out of service" in (await waiting.end()).error.message
+    assert double.engine.started == []
 
 
 async def test_a_failed_change_of_mode_leaves_the_earlier_pause(
