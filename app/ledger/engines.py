@@ -16,10 +16,9 @@ from app.domain.kinds import EngineRole
 from app.ledger import audit as auditing
 from app.ledger.constraints import violations
 from app.ledger.database import Database, Write
-from app.ledger.operations import ENDED, HOLDS_SLOT
 from app.ledger.paging import page_of
 from app.ledger.rows import engine_of, observed_values, registration_values
-from app.ledger.tables import engines, observations, operations
+from app.ledger.tables import engines, holds_slot, is_open, observations, operations
 from app.ledger.values import AuditEntry, EngineFilter, Page
 
 
@@ -91,7 +90,7 @@ class Engines:
         """Raises UnknownEngine, GenerationMismatch, or EngineHasOpenOperation naming it."""
         still_open = (
             select(operations.c.id)
-            .where(operations.c.engine_id == engine_id, ~ENDED)
+            .where(operations.c.engine_id == engine_id, is_open)
             .order_by(operations.c.ordinal)
             .limit(1)
         )
@@ -170,7 +169,7 @@ def _query() -> Select[Any]:
             operations.c.id.label("running_operation"),
         )
         .outerjoin(observations, observations.c.engine_id == engines.c.id)
-        .outerjoin(operations, and_(operations.c.engine_id == engines.c.id, HOLDS_SLOT))
+        .outerjoin(operations, and_(operations.c.engine_id == engines.c.id, holds_slot))
         .where(engines.c.removed_at.is_(None))
     )
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, and_, delete, or_, select, update
+from sqlalchemy import ColumnElement, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.clock import Clock
 from app.domain.errors import EngineBusy, UnknownEngine
 from app.domain.idempotency import KeyRecord, replay_of
-from app.domain.kinds import TERMINAL_STATES
 from app.domain.operation import Actor, Operation
 from app.domain.transitions import Advanced, Queued, accepted_event, advance
 from app.ledger import audit as auditing
@@ -21,15 +20,18 @@ from app.ledger.errors import Superseded
 from app.ledger.paging import page_of
 from app.ledger.positions import append
 from app.ledger.rows import actor_values, changing_values, operation_of, operation_values
-from app.ledger.tables import SLOT_STATES, engines, idempotency_keys, operations
+from app.ledger.tables import (
+    SLOT_STATES,
+    engines,
+    holds_slot,
+    idempotency_keys,
+    is_ended,
+    is_open,
+    operations,
+)
 from app.ledger.values import Accepted, AuditEntry, KeyClaim, Lease, OperationFilter, Page
 
 MIN_KEY_RETENTION = timedelta(hours=24)
-
-ENDED = operations.c.state.in_([state.value for state in sorted(TERMINAL_STATES)])
-HOLDS_SLOT = and_(
-    operations.c.takes_slot, operations.c.state.in_([state.value for state in SLOT_STATES])
-)
 
 
 class Operations:
@@ -133,7 +135,7 @@ class Operations:
             expired = (
                 select(idempotency_keys.c.operation_id)
                 .join(operations, operations.c.id == idempotency_keys.c.operation_id)
-                .where(idempotency_keys.c.expires_at <= self._clock.now(), ENDED)
+                .where(idempotency_keys.c.expires_at <= self._clock.now(), is_ended)
                 .order_by(idempotency_keys.c.expires_at)
                 .limit(limit)
             )
@@ -223,7 +225,7 @@ class Operations:
 
     async def open_ones(self, engine_id: str | None = None) -> tuple[Operation, ...]:
         """All that have not ended, oldest first."""
-        query = select(operations).where(~ENDED).order_by(operations.c.ordinal)
+        query = select(operations).where(is_open).order_by(operations.c.ordinal)
         if engine_id is not None:
             query = query.where(operations.c.engine_id == engine_id)
 
@@ -271,7 +273,7 @@ async def _known(
         .join(operations, operations.c.id == idempotency_keys.c.operation_id)
         .where(
             *(idempotency_keys.c[name] == value for name, value in scope.items()),
-            or_(idempotency_keys.c.expires_at > now, ~ENDED),
+            or_(idempotency_keys.c.expires_at > now, is_open),
         )
     )
     row = (await connection.execute(query)).one_or_none()
@@ -279,7 +281,7 @@ async def _known(
 
 
 async def _slot_holder(connection: AsyncConnection, engine_id: str) -> str | None:
-    query = select(operations.c.id).where(operations.c.engine_id == engine_id, HOLDS_SLOT)
+    query = select(operations.c.id).where(operations.c.engine_id == engine_id, holds_slot)
     return (await connection.execute(query)).scalar_one_or_none()
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
     ForeignKey,
     Identity,
     Index,
@@ -21,6 +22,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     UniqueConstraint,
+    literal_column,
     text,
 )
 
@@ -57,8 +59,11 @@ def _sorted(values: frozenset[EventType] | frozenset[OperationState]) -> list[St
     return sorted(values)
 
 
-_SLOT_TAKEN = text(f"takes_slot AND {_one_of('state', SLOT_STATES)}")
+# Conditions of partial indexes. A query has to repeat them word for word, without parameters, or
+# SQLite will not see that the index serves it.
+_HOLDS_SLOT = f"takes_slot AND {_one_of('state', SLOT_STATES)}"
 _ENDED = _one_of("state", _sorted(TERMINAL_STATES))
+_OPEN = f"NOT ({_ENDED})"
 
 ledger = Table(
     "ledger",
@@ -142,20 +147,25 @@ operations = Table(
         "uq_operations_engine_slot",
         "engine_id",
         unique=True,
-        sqlite_where=_SLOT_TAKEN,
-        postgresql_where=_SLOT_TAKEN,
+        sqlite_where=text(_HOLDS_SLOT),
+        postgresql_where=text(_HOLDS_SLOT),
     ),
     Index(
         "ix_operations_open",
         "ordinal",
-        sqlite_where=text(f"NOT ({_ENDED})"),
-        postgresql_where=text(f"NOT ({_ENDED})"),
+        sqlite_where=text(_OPEN),
+        postgresql_where=text(_OPEN),
     ),
     Index(None, "engine_id", "ordinal"),
     Index(None, "subject", "ordinal"),
     # Without it SQLite would give the number of a deleted last row out again.
     sqlite_autoincrement=True,
 )
+
+# Without a type: SQLAlchemy would compare what it takes for a truth value of SQLite with 1.
+holds_slot: ColumnElement[bool] = literal_column(f"({_HOLDS_SLOT})")
+is_open: ColumnElement[bool] = literal_column(f"({_OPEN})")
+is_ended: ColumnElement[bool] = literal_column(f"({_ENDED})")
 
 events = Table(
     "events",

@@ -1,0 +1,122 @@
+"""What is asked all the time is answered by an index, however long the history.
+
+On SQLite, whose plans do not depend on how much there is; it is also the stricter of the two
+about using a partial index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.engine.interfaces import ExecutionContext
+
+from app.domain.engine import Observed
+from app.domain.errors import EngineBusy
+from app.domain.operation import Operation
+from app.domain.transitions import Dispatched
+from app.ledger import Ledger
+from app.ledger.values import AuditFilter, EngineFilter, EventFilter, OperationFilter
+from tests.ledger.samples import (
+    ALICE,
+    SetClock,
+    accept,
+    claim,
+    order,
+    record,
+    with_engine,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def ledger(tmp_path: Path, clock: SetClock) -> AsyncIterator[Ledger]:
+    opened = await Ledger.open(f"sqlite:///{tmp_path}/ledger.db", clock=clock, migrate=True)
+    try:
+        await with_engine(opened)
+        yield opened
+    finally:
+        await opened.close()
+
+
+async def plans_of(ledger: Ledger, call: Callable[[], Awaitable[object]]) -> list[str]:
+    """The plan of every statement that the call executed."""
+    executed: list[tuple[str, Any]] = []
+    engine = ledger.events._database._engine.sync_engine
+
+    def note(
+        _connection: object,
+        _cursor: object,
+        statement: str,
+        parameters: Any,
+        _context: ExecutionContext,
+        _many: bool,
+    ) -> None:
+        executed.append((statement, parameters))
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        await call()
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+
+    plans: list[str] = []
+    async with ledger.events._database._engine.connect() as connection:
+        for statement, parameters in executed:
+            if statement.split()[0] in ("SELECT", "UPDATE", "DELETE"):
+                rows = await connection.exec_driver_sql(
+                    f"EXPLAIN QUERY PLAN {statement}", tuple(parameters)
+                )
+                plans += [f"{row[-1]}   <- {' '.join(statement.split())}" for row in rows]
+    assert plans
+    return plans
+
+
+async def test_no_hot_path_reads_a_whole_table(ledger: Ledger) -> None:
+    first = await accept(ledger, order(), key=claim())
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "get": lambda: ledger.operations.get(first.id),
+        "replay": lambda: ledger.operations.replay(ALICE, "k1", "f1"),
+        "open ones": lambda: ledger.operations.open_ones(),
+        "open ones of one": lambda: ledger.operations.open_ones("e1"),
+        "page": lambda: ledger.operations.page(OperationFilter(), 99),
+        "page of one": lambda: ledger.operations.page(OperationFilter(engine_id="e1"), 99),
+        "record": lambda: record(ledger, first, Dispatched()),
+        "accept": lambda: refused(ledger, order()),
+        "engine": lambda: ledger.engines.get("e1"),
+        "engines": lambda: ledger.engines.page(EngineFilter(), "a"),
+        "observe": lambda: ledger.engines.observe("e1", Observed()),
+        "after": lambda: ledger.events.after(1, EventFilter()),
+        "of one operation": lambda: ledger.events.after(1, EventFilter(operation_id=first.id)),
+        "operation's events": lambda: ledger.events.of_operation(first.id, 1),
+        "audit": lambda: ledger.audit.page(AuditFilter(), 99),
+        "lease": lambda: ledger.leases.acquire("e1", "a", 1),
+        "keys": lambda: ledger.operations.forget_expired_keys(),
+    }
+    # One row, and no more.
+    allowed = "SCAN ledger"
+    for name, call in calls.items():
+        scans = [
+            plan
+            for plan in await plans_of(ledger, call)
+            if plan.startswith("SCAN ") and " USING " not in plan.split("   <-")[0]
+        ]
+        assert [plan for plan in scans if not plan.startswith(allowed)] == [], name
+
+
+async def test_the_slot_and_what_is_open_are_found_by_their_own_indexes(ledger: Ledger) -> None:
+    await accept(ledger, order())
+    (plan,) = await plans_of(ledger, ledger.operations.open_ones)
+    assert "ix_operations_open" in plan
+    for call in (lambda: ledger.engines.get("e1"), lambda: refused(ledger, order())):
+        plans = await plans_of(ledger, call)
+        assert any("uq_operations_engine_slot" in plan for plan in plans), plans
+
+
+async def refused(ledger: Ledger, operation: Operation) -> None:
+    with pytest.raises(EngineBusy):
+        await accept(ledger, operation, key=claim("other"))
