@@ -75,7 +75,7 @@ def _said(data: Json) -> str:
         return f"{data['phase']}{count}".rstrip()
     if "error" in data:
         return f"{data['error'].get('reason')}: {data['error'].get('message')}"
-    return " ".join(f"{name}={_value(value)}" for name, value in data.items())
+    return " ".join(f"{name}={_value(value)}" for name, value in data.items() if value != "")
 
 
 def _value(value: Any) -> str:
