@@ -29,7 +29,7 @@ from app.domain.errors import (
     Unavailable,
     Unimplemented,
 )
-from app.enginekit.runtime import RequestRefused
+from app.enginekit.runtime import RequestRefused, RuntimeFault
 from app.rpc.openengine.v1 import error_pb2
 
 log = logging.getLogger(__name__)
@@ -169,6 +169,12 @@ def status_of_refusal(refused: RequestRefused) -> status_pb2.Status:
     return _packed(code, refused.message, [_info(reason, refused.retryable, {})])
 
 
+def status_of_fault(fault: RuntimeFault) -> status_pb2.Status:
+    """A read that the engine could not answer, in its own words."""
+    code = code_pb2.UNAVAILABLE if fault.retryable else code_pb2.INTERNAL
+    return _packed(code, fault.message, [_info(fault.reason, fault.retryable, {})])
+
+
 def field_path(pointer: str) -> str:
     """`/caches/0` to `caches[0]`: the path of a field in a message, as BadRequest names it."""
     return re.sub(r"\.(\d+)", r"[\1]", pointer.removeprefix("/").replace("/", "."))
@@ -232,6 +238,8 @@ async def answering(context: Any) -> AsyncIterator[None]:
         await abort_with(context, status_of(refused))
     except RequestRefused as refused:
         await abort_with(context, status_of_refusal(refused))
+    except RuntimeFault as fault:
+        await abort_with(context, status_of_fault(fault))
     except Exception:
         log.exception("a handler failed")
         await abort_with(context, status_of(Internal()))

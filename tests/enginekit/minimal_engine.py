@@ -122,6 +122,7 @@ class MinimalEngine:
         self.progress: tuple[Progress, ...] = ()  # reported by rank 0 while it prepares
         self.cached_blocks = 0
         self.started: list[str] = []  # ids of requests, in the order in which they were let in
+        self.lost: RuntimeFault | None = None  # what a read of the load says instead
         self.stuck = False  # requests cannot be aborted
         self.closed = False
         self._requests: dict[str, _Request] = {}
@@ -190,6 +191,8 @@ class MinimalEngine:
         return self.observation
 
     async def load(self) -> Load:
+        if self.lost is not None:
+            raise self.lost
         return Load(
             running_requests=self.running,
             queued_requests=0,

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from app.domain.kinds import WeightsState
 from app.domain.ranks import RankReport, RankState
+from app.enginekit.runtime import RuntimeFault
 from app.rpc.openengine.v1 import kv_pb2, lifecycle_pb2, lora_pb2, model_pb2, server_pb2
 from tests.doubles.engine import EngineDouble, running_engine
 from tests.enginekit.client import Client, client_of, refused, until
@@ -72,6 +73,13 @@ async def test_load_counts_what_is_held(client: Client, double: EngineDouble) ->
         assert load.ranks == []
     held.hang_up()
     running.hang_up()
+
+
+async def test_a_read_that_an_engine_cannot_answer(client: Client, double: EngineDouble) -> None:
+    for retryable, code in ((True, Code.UNAVAILABLE), (False, Code.INTERNAL)):
+        double.engine.lost = RuntimeFault("RANK_LOST", "rank 0 is gone", retryable=retryable)
+        seen = await refused(client.reading.GetLoad(server_pb2.GetLoadRequest(), timeout=10))
+        assert (seen.code, seen.reason, seen.message) == (code, "RANK_LOST", "rank 0 is gone")
 
 
 H = lifecycle_pb2.HealthState
