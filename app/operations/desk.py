@@ -100,15 +100,7 @@ class Desk:
 
     async def _hold(self) -> None:
         """Take the lease, and drive as long as it holds and there is something to drive."""
-        try:
-            lease = await self._ledger.leases.acquire(
-                self._engine_id, self._owner, self._pace.lease_ttl_s
-            )
-        except UnknownEngine:
-            raise
-        except Exception as error:
-            log.warning("engine %s: no lease, the ledger failed: %r", self._engine_id, error)
-            lease = None
+        lease = await self._acquire()
         if lease is None:
             # Another gateway drives this engine, and will see what is open. If it is gone its
             # lease runs out.
@@ -119,6 +111,27 @@ class Desk:
             await self._drive()
         finally:
             await self._let_go()
+
+    async def _acquire(self) -> Lease | None:
+        """Raises UnknownEngine."""
+        acquiring = asyncio.ensure_future(
+            self._ledger.leases.acquire(self._engine_id, self._owner, self._pace.lease_ttl_s)
+        )
+        try:
+            return await asyncio.shield(acquiring)
+        except asyncio.CancelledError:
+            # The write goes on all the same. A lease that nobody knows of would keep every
+            # gateway away until it runs out.
+            with contextlib.suppress(Exception):
+                lease = await acquiring
+                if lease is not None:
+                    await self._ledger.leases.release(lease)
+            raise
+        except UnknownEngine:
+            raise
+        except Exception as error:
+            log.warning("engine %s: no lease, the ledger failed: %r", self._engine_id, error)
+            return None
 
     async def _drive(self) -> None:
         loop = asyncio.get_running_loop()
