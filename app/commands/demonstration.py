@@ -11,6 +11,7 @@ import typer
 
 from app.commands.ending import CommandFailed, Exit
 from app.commands.target import DEMO_DIR
+from app.demo.announcing import Running
 from app.demo.plan import (
     ADMIN_AUDIENCE,
     DEFAULT_PORT,
@@ -20,7 +21,7 @@ from app.demo.plan import (
     DemoRefused,
     Plan,
 )
-from app.demo.running import Running, run
+from app.demo.running import run
 
 
 def demo(

@@ -7,56 +7,30 @@ import contextlib
 import random
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from app.demo.folder import Folder, FolderRefused, check_writable, write_json, write_private
+import httpx2
+
+from app.demo.announcing import ReadyFiles, Running, announced
+from app.demo.folder import Folder, FolderRefused, write_private
 from app.demo.gateway import Gateway, GatewayRefused, gateway_config
 from app.demo.plan import (
     ENGINE_AUDIENCE,
     HOST,
     INFERENCE_AUDIENCE,
-    TOKEN_TTL_S,
     DemoRefused,
     Plan,
     Ports,
     check_packages,
 )
 from app.demo.processes import ChildEnded, Children
-from app.demo.tokens import fetch_tokens
+from app.demo.tokens import TokenRefused, fetch_tokens
 from app.demo.traffic import traffic
 
 START_S = 120.0  # torch alone takes many seconds to load on a busy machine
-RENEW_S = TOKEN_TTL_S / 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """Everything that answers now; `tokens` by role."""
-
-    base_url: str
-    issuer: str
-    engine: str
-    inference_address: str
-    admin_address: str
-    tokens: Mapping[str, str] = field(repr=False)
-    secret: str = field(repr=False)
-    folder: Folder
-
-    def document(self) -> dict[str, Any]:
-        """The ready file."""
-        return {
-            "base_url": self.base_url,
-            "issuer": self.issuer,
-            "engine": self.engine,
-            "inference_address": self.inference_address,
-            "admin_address": self.admin_address,
-            "tokens": dict(self.tokens),
-            "data_dir": str(self.folder.path.absolute()),
-        }
 
 
 async def run(plan: Plan, tell: Callable[[Running], None]) -> None:
@@ -74,41 +48,31 @@ async def run(plan: Plan, tell: Callable[[Running], None]) -> None:
     try:
         folder.create()
         with folder.locked():
-            _forget_earlier(plan, folder)
+            files = ReadyFiles(folder, plan.ready_file)
+            files.forget()
             check_packages()
             ports = Ports.counted_from(plan.port)
-            life = asyncio.ensure_future(_live(plan, folder, ports, tell))
+            life = asyncio.ensure_future(_live(plan, files, ports, tell))
             await asyncio.wait([life, stopped], return_when=asyncio.FIRST_COMPLETED)
             life.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await life
-    except (FolderRefused, ChildEnded, GatewayRefused) as error:
+    except (FolderRefused, ChildEnded, GatewayRefused, TokenRefused, OSError) as error:
         raise DemoRefused(str(error)) from error
     finally:
         stopped.cancel()
 
 
-def _forget_earlier(plan: Plan, folder: Folder) -> None:
-    """A demo that was killed leaves its ready files; who waits for ours must not read them."""
-    for path in _ready_files(plan, folder):
-        check_writable(path.parent)
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise DemoRefused(f"{path} cannot be replaced: {error.strerror}") from error
-
-
-def _ready_files(plan: Plan, folder: Folder) -> list[Path]:
-    return [folder.ready_file, *([plan.ready_file] if plan.ready_file else [])]
-
-
-async def _live(plan: Plan, folder: Folder, ports: Ports, tell: Callable[[Running], None]) -> None:
+async def _live(
+    plan: Plan, files: ReadyFiles, ports: Ports, tell: Callable[[Running], None]
+) -> None:
+    folder = files.folder
     children = Children(folder)
     try:
         async with asyncio.timeout(START_S) as limit:
             running = await _start(plan, folder, ports, children)
             limit.reschedule(None)
-            async with _announced(plan, running) as token_of:
+            async with announced(running, files) as token_of:
                 tell(running)
                 choose = random.Random()  # noqa: S311 - prompts, no secrets
                 async with traffic(
@@ -118,6 +82,9 @@ async def _live(plan: Plan, folder: Folder, ports: Ports, tell: Callable[[Runnin
     except TimeoutError as error:
         slow = f"not all of the demo answered within {START_S:g} s; logs: {folder.log('x').parent}"
         raise DemoRefused(slow) from error
+    except httpx2.TransportError as error:
+        children.check()  # whose end is the likelier cause
+        raise DemoRefused(f"the gateway does not answer: {error}") from error
     finally:
         await asyncio.shield(children.stop())
 
@@ -201,38 +168,3 @@ def _fresh(folder: Folder, process: str) -> Path:
     path = directory / "ready.json"
     path.unlink(missing_ok=True)
     return path
-
-
-@contextlib.asynccontextmanager
-async def _announced(plan: Plan, running: Running) -> AsyncIterator[Callable[[str], str]]:
-    """Ready files while the block runs, with tokens that are renewed long before they expire.
-
-    Gives the present token of a role.
-    """
-    folder = running.folder
-    paths = _ready_files(plan, folder)
-    tokens = dict(running.tokens)
-
-    def write() -> None:
-        header = f"Authorization: Bearer {tokens['operator']}\n"
-        write_private(folder.operator_header, header)
-        for path in paths:
-            try:
-                write_json(path, {**running.document(), "tokens": tokens})
-            except OSError as error:
-                raise DemoRefused(f"{path} cannot be written: {error.strerror}") from error
-
-    async def renew() -> None:
-        while True:
-            await asyncio.sleep(RENEW_S)
-            tokens.update(await fetch_tokens(running.issuer, running.secret))
-            write()
-
-    write()
-    renewing = asyncio.create_task(renew(), name="renew-tokens")
-    try:
-        yield lambda role: tokens[role]
-    finally:
-        renewing.cancel()
-        for path in (*paths, folder.operator_header, folder.issuer_secret):
-            path.unlink(missing_ok=True)

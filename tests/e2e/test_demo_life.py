@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,18 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.e2e.processes import Demo, alive, chadburn, cleaned, descendants, environment, gone
+from tests.e2e.processes import (
+    START_S,
+    Demo,
+    alive,
+    chadburn,
+    cleaned,
+    descendants,
+    environment,
+    gone,
+)
+
+CURL = Path(__file__).with_name("curl.py")
 
 
 def claims(token: str) -> dict[str, Any]:
@@ -40,7 +53,15 @@ def test_the_ready_file_has_all_that_is_needed_and_is_private(demo: Demo) -> Non
     assert 8 * 3600 < left_s < 24 * 3600
 
 
-def test_the_line_it_prints_orders_a_pause_with_curl(demo: Demo) -> None:
+@pytest.mark.parametrize("own", [False, True], ids=["curl", "curl.py"])
+def test_the_line_it_prints_orders_a_pause(demo: Demo, tmp_path: Path, own: bool) -> None:
+    """With the machine's curl if it has one, and with a stand-in."""
+    path = os.environ["PATH"]
+    if own or shutil.which("curl") is None:
+        stand_in = tmp_path / "curl"
+        stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} {CURL} "$@"\n')
+        stand_in.chmod(0o700)
+        path = f"{tmp_path}:{path}"
     said = demo.process.said()
     lines = [line.strip() for line in said.splitlines()]
     pause = next(line for line in lines if line.startswith("curl") and line.endswith("/pause"))
@@ -51,7 +72,7 @@ def test_the_line_it_prints_orders_a_pause_with_curl(demo: Demo) -> None:
     def shell(line: str) -> str:
         ran = subprocess.run(
             ["bash", "-c", line], cwd=demo.folder, capture_output=True, text=True, timeout=60,
-            check=False, env=environment(),
+            check=False, env=environment(PATH=path),
         )  # fmt: skip
         return ran.stdout
 
@@ -68,13 +89,13 @@ def test_the_line_it_prints_orders_a_pause_with_curl(demo: Demo) -> None:
     )
 
 
-def read_health(ready: dict[str, Any]) -> str:
+def read(ready: dict[str, Any], rest: str = "") -> dict[str, Any]:
     answer = httpx2.get(
-        f"{ready['base_url']}/v1/engines/{ready['engine']}",
+        f"{ready['base_url']}/v1/engines/{ready['engine']}{rest}",
         headers={"authorization": f"Bearer {ready['tokens']['reader']}"},
     )
     assert answer.status_code == 200, answer.text
-    return str(answer.json()["health"]["state"])
+    return dict(answer.json())
 
 
 def test_it_ends_whole_on_ctrl_c_and_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -83,11 +104,12 @@ def test_it_ends_whole_on_ctrl_c_and_comes_back_as_it_was(tmp_path: Path) -> Non
         first = demo.process.ready(tmp_path / "ready.json")
         family = descendants(demo.process.pid)
         assert len(family) >= 3
-        load = httpx2.get(
-            f"{first['base_url']}/v1/engines/{first['engine']}/load",
-            headers={"authorization": f"Bearer {first['tokens']['reader']}"},
-        )
-        assert load.status_code == 200
+        until = time.monotonic() + START_S
+        while (
+            read(first, "/load")["load"]["running_requests"] < 2
+        ):  # the traffic that was asked for
+            assert time.monotonic() < until
+            time.sleep(0.1)
         assert demo.process.stop(signal.SIGINT) == 0, demo.logs()
     assert gone(family) == set()
     assert not (tmp_path / "ready.json").exists()
@@ -97,7 +119,7 @@ def test_it_ends_whole_on_ctrl_c_and_comes_back_as_it_was(tmp_path: Path) -> Non
     with cleaned(again.process):
         second = again.process.ready(tmp_path / "ready.json")
         assert second["engine"] == first["engine"]
-        assert read_health(second) == "serving"
+        assert read(second)["health"]["state"] == "serving"
         # Killed, it takes its processes along too.
         family = descendants(again.process.pid)
         again.process.kill()
