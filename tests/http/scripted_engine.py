@@ -91,12 +91,7 @@ class ScriptedEngine:
     async def carry_out(
         self, key: str, kind: int, finish: Callable[[admin_pb2.OperationCompleted], None]
     ) -> AsyncIterator[Event]:
-        """Replays a key it has seen, and goes on with one it has not."""
-        if key in self._events:
-            for event in self._events[key]:
-                yield event
-            return
-        self.keys.append(key)
+        """Replays what it has said for the key, and goes on from there."""
         told = self._events.setdefault(key, [])
 
         def say(**what: Any) -> Event:
@@ -109,20 +104,26 @@ class ScriptedEngine:
             told.append(event)
             return event
 
-        accepted = admin_pb2.OperationAccepted(
-            kind=kind,  # type: ignore[arg-type]
-            instance_id=self.instance_id,
-            revision=self.revision,
-        )
-        yield say(accepted=accepted)
-        for number in range(self.progress):
-            yield say(
-                progress=admin_pb2.OperationProgress(
-                    phase="draining", done=number, total=self.progress, unit="requests"
-                )
+        for event in list(told):
+            yield event
+        if not told:
+            self.keys.append(key)
+            accepted = admin_pb2.OperationAccepted(
+                kind=kind,  # type: ignore[arg-type]
+                instance_id=self.instance_id,
+                revision=self.revision,
             )
+            yield say(accepted=accepted)
+            for number in range(self.progress):
+                yield say(
+                    progress=admin_pb2.OperationProgress(
+                        phase="draining", done=number, total=self.progress, unit="requests"
+                    )
+                )
         while not self.go.is_set() and key not in self._cancelled:  # noqa: ASYNC110 - or either
             await asyncio.sleep(0.01)
+        if told[-1].WhichOneof("event") in ("completed", "cancelled"):
+            return
         if key in self._cancelled:
             yield say(cancelled=admin_pb2.OperationCancelled(message="as asked"))
             return
@@ -133,6 +134,13 @@ class ScriptedEngine:
         finish(completed)
         completed.revision = self.revision
         yield say(completed=completed)
+
+    def adopt(self, earlier: ScriptedEngine) -> None:
+        """Be the same engine at another address."""
+        self.instance_id, self.revision = earlier.instance_id, earlier.revision
+        self.pause_epoch, self.paused = earlier.pause_epoch, earlier.paused
+        self.keys = earlier.keys
+        self._events = earlier._events
 
     def told(self, key: str) -> list[Event]:
         return self._events.get(key, [])
