@@ -68,13 +68,19 @@ def libpq_options(engine: AsyncEngine, target: Target) -> dict[str, Any]:
     return {**_libpq_defaults(target), **options}
 
 
-def make_engine(target: Target, *, pool_size: int = 2, migrating: bool = False) -> AsyncEngine:
+def make_engine(
+    target: Target,
+    *,
+    pool_size: int = 2,
+    pool_timeout_s: float = _POOL_TIMEOUT_S,
+    migrating: bool = False,
+) -> AsyncEngine:
     """`migrating`: without limits of time, and on SQLite without foreign keys, which would act
     while a table is made again."""
     common: dict[str, Any] = {
         "pool_size": pool_size,
         "max_overflow": 0,
-        "pool_timeout": _POOL_TIMEOUT_S,
+        "pool_timeout": pool_timeout_s,
         # An error's text ends up in logs; what orders contain does not belong there.
         "hide_parameters": True,
     }

@@ -1,0 +1,119 @@
+"""Transactions that the database takes back, cuts short, or that fail when nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+from sqlalchemy import text
+
+from app.ledger import Ledger, upgrade
+from app.ledger.database import Database, Write, make_engine
+from app.ledger.errors import LedgerUnavailable
+from app.ledger.target import target_of
+from tests.ledger.samples import with_engine
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def database(postgres_url: str) -> AsyncIterator[Database]:
+    await upgrade(postgres_url)
+    database = Database(make_engine(target_of(postgres_url)), on_placed=lambda: None)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+async def test_a_deadlock_is_settled_without_the_callers(database: Database) -> None:
+    both_began = asyncio.Barrier(2)
+    tries = 0
+
+    async def make(write: Write) -> None:
+        await write.connection.execute(text("CREATE TABLE two (id int, n int)"))
+        await write.connection.execute(text("INSERT INTO two VALUES (1, 0), (2, 0)"))
+
+    await database.write(make)
+    rise = text("UPDATE two SET n = n + 1 WHERE id = :id")
+
+    async def cross(write: Write, first: int, second: int) -> None:
+        nonlocal tries
+        tries += 1
+        await write.connection.execute(rise, {"id": first})
+        if tries <= 2:
+            await both_began.wait()
+        await write.connection.execute(rise, {"id": second})
+
+    await asyncio.gather(
+        database.write(lambda write: cross(write, 1, 2)),
+        database.write(lambda write: cross(write, 2, 1)),
+    )
+    assert tries == 3, "one of them was taken back and run again"
+
+    async def sums(write: Write) -> int:
+        return int((await write.connection.execute(text("SELECT sum(n) FROM two"))).scalar_one())
+
+    assert await database.write(sums) == 4
+
+
+async def test_a_statement_that_takes_too_long_is_cut_short(database: Database) -> None:
+    async def sleep(write: Write) -> None:
+        await write.connection.execute(text("SET LOCAL statement_timeout = '10ms'"))
+        await write.connection.execute(text("SELECT pg_sleep(60)"))
+
+    with pytest.raises(LedgerUnavailable):
+        await database.write(sleep)
+    assert database.pool_in_use() == 0
+
+
+async def test_a_pool_that_is_used_up_is_said_so(postgres_url: str) -> None:
+    await upgrade(postgres_url)
+    engine = make_engine(target_of(postgres_url), pool_size=1, pool_timeout_s=0.01)
+    database = Database(engine, on_placed=lambda: None)
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def keep(write: Write) -> None:
+        begun.set()
+        await over.wait()
+
+    keeper = asyncio.create_task(database.write(keep))
+    await begun.wait()
+    with pytest.raises(LedgerUnavailable):
+        await database.write(keep)
+    over.set()
+    await keeper
+    await database.close()
+
+
+async def test_a_fault_after_the_caller_has_gone_is_logged(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    await with_engine(ledger)
+    database = ledger.operations._database
+    for error in (None, LedgerUnavailable("a refusal"), RuntimeError("a fault")):
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def work(
+            _write: Write,
+            error: Exception | None = error,
+            begun: asyncio.Event = begun,
+            go_on: asyncio.Event = go_on,
+        ) -> None:
+            begun.set()
+            await go_on.wait()
+            if error is not None:
+                raise error
+
+        task = asyncio.create_task(database.write(work))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+    await ledger.close()
+    await asyncio.sleep(0)
+    faults = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert [str(fault.exc_info[1]) for fault in faults if fault.exc_info] == ["a fault"]
