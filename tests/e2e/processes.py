@@ -72,6 +72,10 @@ class Process:
         assert self.popen is not None
         return self.popen.pid
 
+    @property
+    def running(self) -> bool:
+        return self.popen is not None and self.popen.poll() is None
+
     def kill(self) -> None:
         """As the out-of-memory killer does it: no goodbye, and nothing of the session is left."""
         assert self.popen is not None
@@ -95,7 +99,7 @@ class Process:
 
     def clean(self) -> None:
         """After a test, whatever became of it."""
-        if self.popen is not None and self.popen.poll() is None:
+        if self.running:
             self.stop()
 
     def said(self) -> str:

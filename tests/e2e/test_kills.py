@@ -11,6 +11,7 @@ import pytest
 from app.inference_client import FinishReason
 from tests.e2e.conftest import Bridge
 from tests.e2e.driving import Heard, admin, sequences, server_sent
+from tests.e2e.processes import chadburn
 from tests.e2e.stack import Stack, register, stack
 
 pytestmark = pytest.mark.anyio
@@ -125,3 +126,37 @@ async def test_both_killed_at_once(standing: Stack, bridge: Bridge) -> None:
     assert (ended["state"], ended["error"]["reason"]) == ("failed", "ENGINE_RESTARTED")
     ledger = await bridge.gateway.events(operation["id"])
     assert sequences(ledger) == list(range(1, len(ledger) + 1))
+
+
+async def test_a_gateway_that_is_asked_to_end_says_goodbye_and_goes_on_later(
+    standing: Stack, bridge: Bridge
+) -> None:
+    running = await bridge.talk("the bridge rings", max_tokens=300).begun()
+    operation = await bridge.accepted("pause", {"mode": "drain"})
+    heard: list[Heard] = []
+    async with bridge.gateway.stream(f"/v1/operations/{operation['id']}/events") as response:
+        async for event in server_sent(response.aiter_lines()):
+            heard.append(event)
+            if event.type == "progress" and standing.gateway.running:
+                assert standing.gateway.stop() == 0
+    assert heard[-1].type == "goodbye"
+    before = [event for event in heard if event.type != "goodbye"]
+    standing.start_gateway()
+    after = await bridge.gateway.hear(operation["id"], after=before[-1].id)
+    told = [event.data for event in (*before, *after)]
+    assert told == await bridge.gateway.events(operation["id"])
+    assert told[-1]["type"] == "completed"
+    assert (await running.over()).finished is not None
+
+
+async def test_a_second_gateway_does_not_get_the_same_ledger(
+    standing: Stack, bridge: Bridge
+) -> None:
+    second = chadburn(
+        "serve", f"--config={standing.folder / 'gateway.toml'}", "--port=0", cwd=standing.folder
+    )
+    assert second.returncode != 0
+    lines = [line for line in second.stderr.splitlines() if line.startswith("chadburn: ")]
+    assert len(lines) == 1
+    assert "Traceback" not in second.stderr
+    assert (await bridge.gateway.client.get("/readyz")).status_code == 200
