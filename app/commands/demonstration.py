@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.commands.ending import CommandFailed, Exit
 from app.commands.target import DEMO_DIR
-from app.demo.announcing import Running
 from app.demo.plan import (
     ADMIN_AUDIENCE,
     DEFAULT_PORT,
@@ -21,7 +20,9 @@ from app.demo.plan import (
     DemoRefused,
     Plan,
 )
-from app.demo.running import run
+
+if TYPE_CHECKING:
+    from app.demo.announcing import Running
 
 
 def demo(
@@ -44,6 +45,9 @@ def demo(
     ] = None,
 ) -> None:
     """Run a token issuer, an engine and a gateway on this machine until Ctrl-C."""
+    # It brings grpc with it, which the other verbs do without.
+    from app.demo.running import run
+
     plan = Plan(
         data_dir=data_dir,
         port=port,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 from tests.cli.conftest import Run
@@ -99,3 +101,13 @@ class TestOperations:
         gateway.then(answer)
         assert at("ops", "cancel", "op-1", "--reason", "wrong engine", "--wait").code == 4
         assert gateway.seen[0].body == {"reason": "wrong engine"}
+
+
+def test_an_order_is_given_without_what_serving_needs() -> None:
+    """A verb answers at once and works where the extras are not installed."""
+    heavy = ["torch", "grpc", "fastapi", "sqlalchemy", "pydantic", "tokenizers"]
+    code = f"import sys, app.cli; print([name for name in {heavy} if name in sys.modules])"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert ran.stdout.strip() == "[]"
