@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from app.http.documents.problem import ProblemDocument
+from app.http.replies import problems_of_every_route
 from app.http.route import EdgeRoute, declaration_of
 
 _REF = "#/components/schemas/{model}"
@@ -57,6 +58,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for route in app.routes:
         if isinstance(route, EdgeRoute) and route.include_in_schema:
             _declare_need(document, route)
+    for path in document["paths"].values():
+        for operation in path.values():
+            # Every route refuses unknown query parameters; FastAPI would declare its own shape.
+            operation["responses"].update(problems_of_every_route())
     return document
 
 

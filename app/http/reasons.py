@@ -229,12 +229,37 @@ CATALOGUE: Mapping[str, Reason] = {
         "A resume lifts the pause it names, and another one is in force.",
         "Read the engine's pause and decide whether to lift that one.",
     ),
+    "STALE_RELEASE_EPOCH": Reason(
+        "Not the latest release",
+        "A restore undoes the release it names, and there has been another one since.",
+        "Read what is released and decide whether to restore that.",
+    ),
     "NOT_PAUSED": Reason("Not paused", "There is nothing to resume.", "Nothing."),
     "DRAIN_RUNNING": Reason(
         "A drain is running", "Resume does not break it.", "Cancel it or abort its requests."
     ),
     "REQUESTS_FROZEN": Reason(
         "Requests are frozen", "A pause in mode keep holds them.", "Resume or abort them first."
+    ),
+    "REQUESTS_IN_FLIGHT": Reason(
+        "Requests are in flight",
+        "The order was to be refused rather than to touch them.",
+        "Wait, or order it with another drain rule.",
+    ),
+    "PROFILE_RUNNING": Reason(
+        "A profile is running", "There is one at a time.", "Stop it, or wait for its end."
+    ),
+    "PROFILING_REFUSED": Reason(
+        "Not while the engine is rebuilt",
+        "What would be profiled is being released or reconfigured.",
+        "Wait for that operation.",
+    ),
+    "PROFILE_NOT_FOUND": Reason("No such profile", "Never started here.", "Check the id."),
+    "LORA_NOT_FOUND": Reason("No such adapter", "It is not loaded.", "List the adapters."),
+    "LORA_ALREADY_LOADED": Reason(
+        "An adapter of that name is loaded",
+        "It came from another path.",
+        "Unload it first, or choose another name.",
     ),
     "RESOURCES_RELEASED": Reason(
         "Resources are released", "It cannot serve without them.", "Restore them first."

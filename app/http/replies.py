@@ -39,16 +39,25 @@ def operation_reply(
     )
 
 
+_FOR_TOKENS = (401, 403, 503)
+
+
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI entries for the problems that a route can answer beside those of every route."""
-    everywhere = (400, 401, 403, 422, 503)
-    return {
-        status: {
-            "description": "A problem (RFC 9457)",
-            "content": {MEDIA_TYPE: {"schema": {"$ref": _PROBLEM}}},
-        }
-        for status in sorted({*everywhere, *statuses})
-    }
+    """OpenAPI entries for the problems that a route with a need can answer, beside those of
+    every route."""
+    return {status: _problem() for status in sorted({*_FOR_TOKENS, *statuses})}
 
 
-_PROBLEM = f"#/components/schemas/{ProblemDocument.__name__}"
+def problem_entry(status: int) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI entry for one."""
+    return {status: _problem()}
+
+
+def problems_of_every_route() -> dict[str, dict[str, Any]]:
+    """Malformed, misdirected, unknown parameters; and what is ours."""
+    return {str(status): _problem() for status in (400, 421, 422, 500, 503)}
+
+
+def _problem() -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{ProblemDocument.__name__}"}
+    return {"description": "A problem (RFC 9457)", "content": {MEDIA_TYPE: {"schema": schema}}}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query
+from pydantic import StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -33,6 +34,11 @@ Generation = Annotated[
 ]
 
 
+LabelFilter = Annotated[
+    str, StringConstraints(max_length=128, pattern=r"^[^=\x00-\x1f]+=[^\x00-\x1f]*$")
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     """Which engines a list is of, as query and as filter."""
@@ -43,7 +49,7 @@ class Listing:
 
 def _listing(
     label: Annotated[
-        list[str], Query(description="`name=value`; several: all of them", max_length=16)
+        list[LabelFilter], Query(description="`name=value`; several: all of them", max_length=16)
     ] = [],  # noqa: B006 - FastAPI copies it
     role: Annotated[list[EngineRole], Query()] = [],  # noqa: B006
     state: Annotated[list[HealthState], Query(description="Health")] = [],  # noqa: B006
@@ -52,8 +58,6 @@ def _listing(
     ] = None,
 ) -> Listing:
     pairs = [text.partition("=") for text in label]
-    if any(not name or not equals or "\x00" in value for name, equals, value in pairs):
-        raise SchemaViolation("A label filter is name=value.")
     labels = {name: value for name, _, value in pairs}
     if len(labels) != len(pairs):
         raise SchemaViolation("A label filter names each label once.")

@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse, Response
 from app.auth.requires import Public
 from app.http.reasons import CATALOGUE, Reason, slug_of
 from app.http.refusals import NotThere
+from app.http.replies import problem_entry
 from app.http.route import EdgeRoute
 
 router = APIRouter(
@@ -33,7 +34,7 @@ async def list_problems() -> Response:
     return _page("Problems", f"<h1>Problems</h1><ul>{rows}</ul>")
 
 
-@router.get("/problems/{slug}")
+@router.get("/problems/{slug}", responses=problem_entry(404))
 async def explain_problem(slug: str) -> Response:
     """What one reason means and what can be done."""
     reason = _BY_SLUG.get(slug)
