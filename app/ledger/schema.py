@@ -47,7 +47,7 @@ async def check(url: str) -> str:
     target = target_of(url)
     if target.path is not None and not target.path.exists():
         # To connect would create it.
-        raise SchemaBehind("there is no ledger there yet: run `chadburn db upgrade`")
+        raise SchemaBehind("there is no ledger there yet")
     engine = make_engine(target)
     try:
         with database_errors():
@@ -86,8 +86,7 @@ class ReleaseSchema:
                 f"to {self.head}: run the newer release"
             )
         raise SchemaBehind(
-            f"the ledger's schema is {current or 'not there yet'}, this release needs "
-            f"{self.head}: run `chadburn db upgrade`"
+            f"the ledger's schema is {current or 'not there yet'}, this release needs {self.head}"
         )
 
 
