@@ -48,8 +48,8 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     # An engine that was restarted is found again at once, not after minutes of backing off.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.min_reconnect_backoff_ms", 300),
+    ("grpc.max_reconnect_backoff_ms", 600),
 )
 
 

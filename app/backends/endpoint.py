@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_RECONNECT_S = 1.0
+_LOOK_AGAIN_S = 0.02
+
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -39,7 +42,8 @@ class Endpoint:
         self, call: Callable[[grpc.aio.Channel, Any], Awaitable[T]], timeout_s: float
     ) -> T:
         """Something that changes nothing, so it may be repeated: once, within the same deadline,
-        on a connection that turns out to be dead. Raises EngineSilent, NotKnownThere.
+        when the connection turns out to be dead and can be made anew. An engine that is not there
+        is not waited for until the deadline. Raises EngineSilent, NotKnownThere.
 
         `call` gets the channel and the keyword arguments of the call.
         """
@@ -49,16 +53,15 @@ class Endpoint:
         repeated = False
         while True:
             left_s = max(ends_at - loop.time(), 0.001)
-            rest = {"timeout": left_s, "metadata": metadata, "wait_for_ready": True}
             try:
-                return await call(channel, rest)
+                return await call(channel, {"timeout": left_s, "metadata": metadata})
             except grpc.aio.AioRpcError as error:
                 if status_map.is_unknown_operation(error):
                     raise NotKnownThere from error
-                if error.code() is grpc.StatusCode.UNAVAILABLE and not repeated:
-                    repeated = True
-                    continue
-                raise self.failed(error) from error
+                lost = error.code() is grpc.StatusCode.UNAVAILABLE
+                if repeated or not lost or not await _connected(channel, ends_at - loop.time()):
+                    raise self.failed(error) from error
+                repeated = True
 
     def failed(self, error: grpc.aio.AioRpcError) -> EngineSilent:
         """Take note of a failed call, so that the next one does not fail for the same reason."""
@@ -84,3 +87,15 @@ class Endpoint:
         if trace_id is not None:
             found.append(("traceparent", f"00-{trace_id}-{self._span_id()}-01"))
         return tuple(found)
+
+
+async def _connected(channel: grpc.aio.Channel, left_s: float) -> bool:
+    """Looked at again and again: gRPC's own way to wait for a state leaves a watch behind when
+    it is given up, which outlives the channel."""
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + min(left_s, _RECONNECT_S)
+    while channel.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY:
+        if loop.time() >= ends_at:
+            return False
+        await asyncio.sleep(_LOOK_AGAIN_S)
+    return True

@@ -125,7 +125,14 @@ class Gateway:
     async def end_of(self, operation: Operation | str) -> Operation:
         """The operation when it has ended, checked for the promises of a stream."""
         operation_id = operation if isinstance(operation, str) else operation.id
-        ended = await self.orders.wait(operation_id, 30.0)
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + 30.0
+        with self.ledger.events.subscribe() as news:
+            ended = await self.ledger.operations.get(operation_id)
+            while ended is not None and not ended.done and loop.time() < ends_at:
+                await news.changed(1.0)
+                ended = await self.ledger.operations.get(operation_id)
+        assert ended is not None
         assert ended.done, f"{operation_id} is still {ended.state}"
         await self.events_of(operation_id)
         return ended

@@ -4,8 +4,9 @@ stays open; it takes effect once at most; and it is sent again only on proof."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from app.domain.errors import NotCancellable, OperationEnded
 from app.domain.kinds import FailureEffect, OperationState
 from app.domain.operation import Operation
 from app.domain.transitions import Cancelled, Completed, Failed
+from app.ledger import Ledger
 from app.operations.pace import Pace
 from app.operations.runner import Runner
 from tests.operations.gateway import CALLER, DRAIN, Gateway
@@ -30,7 +32,7 @@ from tests.operations.scripted_backend import (
 )
 
 HURRY = Pace(
-    lease_ttl_s=30.0,
+    lease_ttl_s=0.5,
     sweep_s=0.005,
     find_timeout_s=1.0,
     cancel_timeout_s=1.0,
@@ -43,7 +45,9 @@ HURRY = Pace(
 class World:
     """One ledger and one event loop for all examples; an engine of its own for each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, seen_as: Callable[[Ledger], Any] = lambda ledger: ledger
+    ) -> None:
         self._loop = asyncio.Runner()
         self._engines: dict[str, ScriptedBackend] = {}
         self._numbers = itertools.count(1)
@@ -51,6 +55,7 @@ class World:
             f"sqlite+aiosqlite:///{folder}/ledger.db",
             pace=HURRY,
             make_backends=lambda _clock: ScriptedBackends(self._engines),
+            seen_as=seen_as,
         )
         self.run(self.gateway.start())
 
@@ -122,10 +127,8 @@ async def _live(
     operation = await world.gateway.give(DRAIN, engine_id)
     if cancel is not None:
         await asyncio.sleep(sum(cancel))
-        try:
+        with contextlib.suppress(NotCancellable, OperationEnded):
             await world.gateway.orders.cancel(operation.id, CALLER)
-        except (NotCancellable, OperationEnded):
-            pass
     for pause_s in restarts:
         await asyncio.sleep(pause_s)
         await world.restart_runner()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -184,7 +185,7 @@ class TestRefusals:
         gateway: Gateway,
         engine: EngineDouble,
         command: Command,
-        more: dict[str, object],
+        more: dict[str, Any],
         refusal: type[ChadburnError],
     ) -> None:
         with pytest.raises(refusal):

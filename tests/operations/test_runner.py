@@ -396,19 +396,17 @@ class TestLeases:
         assert len(engine.orders) == 1
 
     async def test_orders_of_another_gateway_are_driven_too(
-        self, gateway: Gateway, engine: EngineDouble
+        self, gateway: Gateway, engine: EngineDouble, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Accepted elsewhere, on the same ledger: the holder of the lease sees to it."""
         engine.engine.script("prepare", hang)
         drain = await gateway.give(DRAIN)
         await until(lambda: engine.orders)
-        take = gateway.runner.take
-        gateway.runner.take = lambda _operation: None  # type: ignore[method-assign]
+        monkeypatch.setattr(gateway.runner, "take", lambda _operation: None)
         abort = await gateway.give(AbortRequests(all=True))
         await gateway.end_of(abort)
         await gateway.orders.cancel(drain.id, CALLER)
         assert (await gateway.end_of(drain)).state is _S.CANCELLED
-        gateway.runner.take = take  # type: ignore[method-assign]
 
 
 class TestManyEngines:
