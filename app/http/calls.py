@@ -94,7 +94,7 @@ class OrderCall:
         return await self.house.orders.wait(operation.id, float(self.preference.wait_s))
 
 
-def _order_call(
+async def _order_call(
     request: Request,
     house: House,
     engine: VisibleEngine,

@@ -62,13 +62,19 @@ def rooms_of(request: Request) -> Rooms:
     return cast("Rooms", request.state.rooms)
 
 
-def _engine_of(
+async def _engine_of(
     request: Request, engine: Annotated[str, Path(description="The engine's id.")]
 ) -> Engine:
     del engine  # looked up by the route before anything else was read
     return cast("Engine", request.state.engine)
 
 
-House = Annotated[Rooms, Depends(rooms_of)]
+async def _house(request: Request) -> Rooms:
+    return rooms_of(request)
+
+
+# All dependencies here are coroutines, though none of them waits: FastAPI sends plain functions
+# to a thread, which costs more than most of them do.
+House = Annotated[Rooms, Depends(_house)]
 VisibleEngine = Annotated[Engine, Depends(_engine_of)]
 """The engine that the path names, looked up after the caller's scopes were checked."""

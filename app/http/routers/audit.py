@@ -38,7 +38,7 @@ class Listing:
     wanted: AuditFilter
 
 
-def _listing(
+async def _listing(
     engine: PlainText = None,
     operation: PlainText = None,
     principal: PlainText = None,

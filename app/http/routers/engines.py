@@ -47,7 +47,7 @@ class Listing:
     wanted: EngineFilter
 
 
-def _listing(
+async def _listing(
     label: Annotated[
         list[LabelFilter], Query(description="`name=value`; several: all of them", max_length=16)
     ] = [],  # noqa: B006 - FastAPI copies it

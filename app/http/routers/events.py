@@ -48,7 +48,7 @@ router = APIRouter(
 )
 
 
-def _cursor(
+async def _cursor(
     request: Request,
     house: House,
     after: Annotated[
@@ -66,7 +66,7 @@ def _cursor(
 From = Annotated[Cursor | None, Depends(_cursor)]
 
 
-def _wanted(
+async def _wanted(
     engine: Annotated[list[Name], Query(max_length=100)] = [],  # noqa: B006 - FastAPI copies it
     kind: Annotated[list[OperationKind], Query()] = [],  # noqa: B006
     type: Annotated[list[EventType], Query()] = [],  # noqa: A002, B006

@@ -48,7 +48,7 @@ class Listing:
     wanted: OperationFilter
 
 
-def _listing(
+async def _listing(
     engine: PlainText = None,
     kind: Annotated[list[OperationKind], Query()] = [],  # noqa: B006 - FastAPI copies it
     state: Annotated[list[OperationState], Query()] = [],  # noqa: B006
