@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 from app.domain.capabilities import Capabilities
+from app.domain.command import Command, fault, refuse_frozen, refuse_released
 from app.domain.errors import (
     DrainRunning,
-    FieldFault,
-    InvalidArgument,
     NotPaused,
-    RequestsFrozen,
-    ResourcesReleased,
     RevisionMismatch,
     StalePauseEpoch,
-    UnsupportedOperation,
     WeightsNotValid,
 )
 from app.domain.facts import EngineFacts
@@ -33,38 +29,28 @@ from app.domain.kinds import (
     WeightsState,
 )
 from app.domain.operation import JsonObject, JsonValue
+from app.domain.resource_orders import ReleaseResources, RestoreResources
+from app.domain.serving_orders import LoadLora, ReconfigureServing, StartProfile, UnloadLora
+from app.domain.weight_orders import PauseAround, UnderPause, UpdateWeights
 
-
-def _fault(pointer: str, detail: str) -> InvalidArgument:
-    return InvalidArgument(detail, faults=(FieldFault(pointer, detail),))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """`model` None: the whole engine."""
-
-    kind: ClassVar[OperationKind]
-    model: str | None = None
-
-    def document(self) -> JsonObject:
-        """The order as the ledger keeps it; `command_of` reads it back."""
-        return {} if self.model is None else {"model": self.model}
-
-    def check_supported(self, can: Capabilities) -> None:
-        """Raises UnsupportedOperation, or InvalidArgument for a model that is not there."""
-        if self.kind not in can.operations:
-            raise UnsupportedOperation(f"this engine does not offer {self.kind.value}")
-        if self.model is not None and self.model not in can.models:
-            raise _fault("/model", "this engine does not serve that model")
-
-    def check_state(self, facts: EngineFacts) -> None:
-        """Raises FailedPrecondition when the acknowledged state forbids the order."""
-
-    def _require(self, wanted: str, offered: bool) -> None:
-        if not offered:
-            raise UnsupportedOperation(
-                f"this engine does not offer {self.kind.value} with {wanted}"
-            )
+__all__ = [
+    "AbortRequests",
+    "Command",
+    "FlushCaches",
+    "LoadLora",
+    "Pause",
+    "PauseAround",
+    "ReconfigureServing",
+    "ReleaseResources",
+    "RestoreResources",
+    "Resume",
+    "StartProfile",
+    "UnderPause",
+    "UnloadLora",
+    "UpdateWeights",
+    "check_revision",
+    "command_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +60,9 @@ class FlushCaches(Command):
 
     def __post_init__(self) -> None:
         if not self.caches:
-            raise _fault("/caches", "name at least one cache")
+            raise fault("/caches", "name at least one cache")
         if len(set(self.caches)) != len(self.caches):
-            raise _fault("/caches", "name each cache once")
+            raise fault("/caches", "name each cache once")
 
     def document(self) -> JsonObject:
         named: list[JsonValue] = [cache.value for cache in self.caches]
@@ -101,9 +87,9 @@ class Pause(Command):
         if self.hold_limit_ms is None:
             return
         if self.new_requests is not NewRequests.HOLD:
-            raise _fault("/hold_limit_ms", "a hold limit goes with new_requests hold")
+            raise fault("/hold_limit_ms", "a hold limit goes with new_requests hold")
         if self.hold_limit_ms <= 0:
-            raise _fault("/hold_limit_ms", "the hold limit must be above 0 ms")
+            raise fault("/hold_limit_ms", "the hold limit must be above 0 ms")
 
     def document(self) -> JsonObject:
         limit = {} if self.hold_limit_ms is None else {"hold_limit_ms": self.hold_limit_ms}
@@ -122,14 +108,11 @@ class Pause(Command):
         )
         longest = can.limits.max_hold_limit_ms
         if self.hold_limit_ms is not None and longest and self.hold_limit_ms > longest:
-            raise _fault("/hold_limit_ms", f"the longest hold of this engine is {longest} ms")
+            raise fault("/hold_limit_ms", f"the longest hold of this engine is {longest} ms")
 
     def check_state(self, facts: EngineFacts) -> None:
-        frozen = 0 if facts.pause is None else facts.pause.requests_kept
-        if self.mode is PauseMode.DRAIN and facts.admission is Admission.PAUSED and frozen:
-            raise RequestsFrozen(
-                f"{frozen} requests are frozen and cannot finish: resume, or pause with abort"
-            )
+        if self.mode is PauseMode.DRAIN:
+            refuse_frozen(facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +124,7 @@ class Resume(Command):
 
     def __post_init__(self) -> None:
         if self.pause_epoch <= 0:
-            raise _fault("/pause_epoch", "name the epoch of the pause to lift; epochs start at 1")
+            raise fault("/pause_epoch", "name the epoch of the pause to lift; epochs start at 1")
 
     def document(self) -> JsonObject:
         return {**Command.document(self), "pause_epoch": self.pause_epoch}
@@ -153,9 +136,7 @@ class Resume(Command):
             raise DrainRunning("a drain is running: cancel it, or abort its requests")
         if facts.admission is Admission.OPEN:
             raise NotPaused("the engine is not paused")
-        if facts.released:
-            names = ", ".join(sorted(kind.value for kind in facts.released))
-            raise ResourcesReleased(f"restore what is released first: {names}")
+        refuse_released(facts.released)
         if facts.weights.state not in (WeightsState.VALID, WeightsState.UNKNOWN):
             raise WeightsNotValid(f"weights are {facts.weights.state.value}")
 
@@ -170,12 +151,12 @@ class AbortRequests(Command):
 
     def __post_init__(self) -> None:
         if self.all == bool(self.request_ids):
-            raise _fault("/request_ids", "give request_ids, or all: true")
+            raise fault("/request_ids", "give request_ids, or all: true")
         if "" in self.request_ids:
             # On the wire an empty id is an absent one, which some engines read as all of them.
-            raise _fault("/request_ids", "a request id is never empty")
+            raise fault("/request_ids", "a request id is never empty")
         if len(set(self.request_ids)) != len(self.request_ids):
-            raise _fault("/request_ids", "name each request once")
+            raise fault("/request_ids", "name each request once")
 
     def document(self) -> JsonObject:
         ids: list[JsonValue] = list(self.request_ids)
@@ -228,4 +209,11 @@ _READERS: Mapping[OperationKind, Callable[[JsonObject], Command]] = {
     OperationKind.PAUSE: _pause,
     OperationKind.RESUME: _resume,
     OperationKind.ABORT_REQUESTS: _abort,
+    OperationKind.RELEASE_RESOURCES: ReleaseResources.of,
+    OperationKind.RESTORE_RESOURCES: RestoreResources.of,
+    OperationKind.UPDATE_WEIGHTS: UpdateWeights.of,
+    OperationKind.PROFILE: StartProfile.of,
+    OperationKind.RECONFIGURE_SERVING: ReconfigureServing.of,
+    OperationKind.LOAD_LORA: LoadLora.of,
+    OperationKind.UNLOAD_LORA: UnloadLora.of,
 }

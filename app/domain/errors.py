@@ -111,6 +111,20 @@ class UnknownOperation(NotFound):
     reason = "OPERATION_NOT_FOUND"
 
 
+class UnknownProfile(NotFound):
+    reason = "PROFILE_NOT_FOUND"
+
+
+class UnknownLora(NotFound):
+    reason = "LORA_NOT_FOUND"
+
+
+class LoraExists(AlreadyExists):
+    """An adapter of that name is loaded from somewhere else."""
+
+    reason = "LORA_ALREADY_LOADED"
+
+
 class IdempotencyKeyReused(AlreadyExists):
     reason = "IDEMPOTENCY_KEY_REUSED"
 
@@ -158,6 +172,15 @@ class StalePauseEpoch(FailedPrecondition):
         self.current = current
 
 
+class StaleReleaseEpoch(FailedPrecondition):
+    reason = "STALE_RELEASE_EPOCH"
+
+    def __init__(self, *, given: int, current: int) -> None:
+        super().__init__(f"release epoch {given} is not the latest, which is {current}")
+        self.given = given
+        self.current = current
+
+
 class NotPaused(FailedPrecondition):
     reason = "NOT_PAUSED"
 
@@ -166,6 +189,13 @@ class RequestsFrozen(FailedPrecondition):
     """A drain would wait for ever for requests that a KEEP pause has frozen."""
 
     reason = "REQUESTS_FROZEN"
+
+
+class RequestsInFlight(FailedPrecondition):
+    """The order was to be refused rather than to touch requests that run."""
+
+    reason = "REQUESTS_IN_FLIGHT"
+    retryable = True
 
 
 class ResourcesReleased(FailedPrecondition):
@@ -182,6 +212,20 @@ class DrainRunning(FailedPrecondition):
     """Cancel the drain, or abort its requests; a resume does not break it."""
 
     reason = "DRAIN_RUNNING"
+
+
+class ProfileRunning(FailedPrecondition):
+    """Another profile runs or is being written; `operation_id` names it."""
+
+    reason = "PROFILE_RUNNING"
+    retryable = True
+
+
+class ProfilingRefused(FailedPrecondition):
+    """What would be profiled is being released or rebuilt."""
+
+    reason = "PROFILING_REFUSED"
+    retryable = True
 
 
 class OperationEnded(FailedPrecondition):

@@ -106,6 +106,91 @@ class NewRequests(StrEnum):
     REFUSE = "refuse"
 
 
+class DrainRule(StrEnum):
+    """What a release and a reconfiguration do about requests in flight."""
+
+    WAIT = "wait"
+    ABORT = "abort"
+    REFUSE = "refuse"
+
+
+class CachePolicy(StrEnum):
+    """What an update of weights does with the KV that the earlier weights computed."""
+
+    FLUSH = "flush"
+    KEEP = "keep"
+
+
+class Component(StrEnum):
+    TARGET = "target"
+    DRAFT = "draft"
+
+
+class WeightSourceKind(StrEnum):
+    DISK = "disk"
+    SHARED_MEMORY = "shared_memory"
+    INLINE = "inline"
+    DISTRIBUTED = "distributed"
+    SESSION = "session"
+
+
+class CollectiveBackend(StrEnum):
+    GLOO = "gloo"
+    NCCL = "nccl"
+
+
+class TensorDtype(StrEnum):
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT8_E4M3FN = "float8_e4m3fn"
+    FLOAT8_E5M2 = "float8_e5m2"
+    INT64 = "int64"
+    INT32 = "int32"
+    INT16 = "int16"
+    INT8 = "int8"
+    UINT8 = "uint8"
+    BOOL = "bool"
+
+    @property
+    def size_bytes(self) -> int:
+        """Of one element."""
+        return _DTYPE_BYTES.get(self, 1)
+
+
+_DTYPE_BYTES = {
+    TensorDtype.FLOAT64: 8,
+    TensorDtype.INT64: 8,
+    TensorDtype.FLOAT32: 4,
+    TensorDtype.INT32: 4,
+    TensorDtype.FLOAT16: 2,
+    TensorDtype.BFLOAT16: 2,
+    TensorDtype.INT16: 2,
+}
+
+
+class ProfilerKind(StrEnum):
+    TORCH = "torch"
+    MEMORY = "memory"
+    DEVICE = "device"
+
+
+class ProfileState(StrEnum):
+    RUNNING = "running"
+    EXPORTING = "exporting"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class ReconfigurableField(StrEnum):
+    ROLE = "role"
+    TENSOR_PARALLEL_SIZE = "tensor_parallel_size"
+    DATA_PARALLEL_SIZE = "data_parallel_size"
+    MAX_RUNNING_REQUESTS = "max_running_requests"
+    MAX_BATCHED_TOKENS = "max_batched_tokens"
+
+
 class Admission(StrEnum):
     OPEN = "open"
     DRAINING = "draining"

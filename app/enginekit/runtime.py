@@ -20,6 +20,38 @@ fails or the deadline passes; a `commit` is cancelled by the deadline alone.
 Repeats. A pause may come while the engine is paused in another mode (KEEP then ABORT ends what is
 frozen); its rollback returns to that earlier pause, not to running. A pause that only changes what
 happens to new requests never reaches the ranks.
+
+What is optional. An engine that offers only some operations implements those: every order comes
+through the same four methods, and one whose kind `capabilities` does not name never comes.
+Profiles and cache events have ports of their own, `ProfilerRuntime` and `KvEventRuntime`; what a
+runtime does not implement is not advertised. Release, reconfiguration and updates rest on pauses
+and are not offered without them.
+
+Orders that pause by themselves. A release or reconfiguration of an engine that is open, and an
+update with `PauseAround`, send a `Pause` and later a `Resume` of their own, with an
+`Order.operation_id` of their own. A release and a reconfiguration are paused before they prepare.
+An update is prepared while the engine serves, then the pause is prepared, committed and concluded,
+and then the update is committed: a runtime has to keep what it prepared over that pause, and an
+update that can't be prepared disturbs no request. The `Resume` comes after the outer order's
+`conclude`, or after its `rollback`.
+
+What each order asks of a runtime, beside what `Runtime` says:
+  ReleaseResources  only with resources that are held, or are preserved and now to be discarded;
+                    nothing runs, though requests may be frozen (then with PRESERVE alone). Give the
+                    memory back to the system; conclude with `memory`.
+  RestoreResources  only with resources that are released. Preserved content is as it was; of what
+                    was discarded, only the room comes back. Conclude with `memory`.
+  UpdateWeights     prepare: read, check names, shapes, dtypes, digests and (`check_finite`) values,
+                    and put the new weights beside the live ones; never touch those. commit: swap,
+                    and with CachePolicy.FLUSH drop all KV that the old weights computed, that of
+                    frozen requests included (they are computed again). rollback: the old weights,
+                    proved by checksum; raise if that can't be proved. With `Order.replace_all` an
+                    update that leaves any parameter as it was must not be prepared. Conclude with
+                    `evidence`, `components` and `flushed`.
+  ReconfigureServing  nothing runs. `ranks` may change with the return of `conclude`, no earlier;
+                    `rollback` is asked of the ranks that were there before.
+  LoadLora, UnloadLora  may come while requests run. Refuse (RuntimeFault, retryable) to unload an
+                    adapter that requests use, or wait for them in `prepare`. Conclude with `lora`.
 """
 
 from __future__ import annotations
@@ -27,15 +59,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from app.domain.capabilities import Capabilities
-from app.domain.commands import Command
+from app.domain.commands import Command, StartProfile
 from app.domain.facts import LoraFact, WeightsFact
-from app.domain.kinds import AbortOutcome, CacheKind, EngineRole, ResourceKind
+from app.domain.kinds import AbortOutcome, CacheKind, Component, EngineRole, ResourceKind
 from app.domain.operation import Progress
 from app.domain.ranks import RankReport
-from app.rpc.openengine.v1 import generation_pb2
+from app.rpc.openengine.v1 import generation_pb2, kv_pb2
 
 
 class RuntimeFault(Exception):
@@ -80,7 +112,8 @@ class Feature(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDescription:
-    """Constant for the life of the process. Sizes in tokens, blocks or requests; None: unknown.
+    """Constant for the life of the process, but for what a reconfiguration changes. Sizes in
+    tokens, blocks or requests; None: unknown.
 
     The first of `models` is the default one.
     """
@@ -104,7 +137,13 @@ class EngineDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What the ranks hold now. `ranks` lists only those that are not well."""
+    """What the ranks hold now. `ranks` lists only those that are not well.
+
+    While an order is under way only `ranks` is looked at; the rest is read when `conclude` has
+    returned, and has to show what the order did. The kit itself says UPDATING during a commit,
+    MISSING after weights were discarded, INCONSISTENT after a rollback that failed, and counts
+    `updates_since_flush`; a runtime says VALID, or what is wrong with the weights it has.
+    """
 
     weights: WeightsFact
     released: frozenset[ResourceKind] = frozenset()
@@ -143,13 +182,16 @@ class Load:
 class Order:
     """An accepted order on its way to the ranks.
 
-    `report` may be called from any phase, on the event loop, as often as one likes: only the
-    latest is written, at intervals.
+    `operation_id` is unique to one way over the ranks: a pause that belongs to another order has
+    one of its own. `report` may be called from any phase, on the event loop, as often as one likes:
+    only the latest is written, at intervals. `replace_all`: weights are missing or inconsistent, so
+    an update counts only if it replaces every parameter.
     """
 
     operation_id: str
     command: Command
     report: Callable[[Progress], None]
+    replace_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +203,45 @@ class Flushed:
     blocks_in_use: int
 
 
+@dataclass(frozen=True, slots=True)
+class RankBytes:
+    """Device memory that one rank held for a resource, measured before and after."""
+
+    rank: int
+    resource: ResourceKind
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    """What one rank put in place. `sha256`: 32 bytes over its live parameters after the commit."""
+
+    rank: int
+    tensors: int
+    size_bytes: int
+    sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileArtifact:
+    """One file of a profile. `path` is below the engine's artifact root; `sha256`: 32 bytes."""
+
+    rank: int
+    path: str
+    size_bytes: int
+    sha256: bytes
+    media_type: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
     """What the ranks did together. Only the fields of the order's kind are read.
 
     For a pause: requests that were aborted or frozen by it (those that a drain let finish are
-    counted by the kit). For a resume: requests that continue.
+    counted by the kit). For a resume: requests that continue. For an update: `components` that
+    are proved to be new, None for all that were ordered; without `evidence` of every rank it
+    counts as unverified. For a LoRA: the adapter as loaded, or the one that was unloaded.
     """
 
     changed: bool = True
@@ -174,6 +249,10 @@ class Conclusion:
     requests_aborted: int = 0
     requests_kept: int = 0
     requests_continued: int = 0
+    memory: tuple[RankBytes, ...] = ()
+    evidence: tuple[RankEvidence, ...] = ()
+    components: frozenset[Component] | None = None
+    lora: LoraFact | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +272,11 @@ class Runtime(Protocol):
     def describe(self) -> EngineDescription: ...
 
     def capabilities(self) -> Capabilities:
-        """What it can carry out. An operation that is not named answers UNIMPLEMENTED.
+        """What it can carry out. An operation that is not named answers UNIMPLEMENTED. Of
+        `cancellable` kinds the preparation may be cancelled.
 
-        The kit itself fills in `limits`, `new_requests`, `world_size`, `models`, and that a pause
-        can be cancelled.
+        The kit itself fills in `limits`, `new_requests`, `drain_rules`, `world_size`, `models`, and
+        that a pause can be cancelled.
         """
 
     async def observe(self) -> Observation:
@@ -236,3 +316,38 @@ class Runtime(Protocol):
 
     async def close(self) -> None:
         """Called once, last, by `EngineServer.stop`."""
+
+
+@runtime_checkable
+class ProfilerRuntime(Protocol):
+    """A runtime that can profile itself. One profile at a time; beside it all goes on."""
+
+    async def start_profile(self, profile_id: str, command: StartProfile) -> None:
+        """Returns when every rank records. RuntimeFault or cancellation: no rank does.
+
+        The kit keeps the time of `duration_ms`, and stops what is stopped.
+        """
+
+    async def profiled(self, profile_id: str) -> None:
+        """Returns when the `steps` are done, or when recording ended for another reason; never, if
+        there is none. May be cancelled at any time."""
+
+    async def finish_profile(self, profile_id: str) -> tuple[ProfileArtifact, ...]:
+        """Stop recording on every rank, and write the files. Called once for each profile that
+        started. RuntimeFault, or cancellation at the deadline: recording has stopped all the
+        same, and nothing half written is left."""
+
+
+@runtime_checkable
+class KvEventRuntime(Protocol):
+    """A runtime that tells of its KV cache, in the core messages. Reads, for both listeners."""
+
+    async def kv_event_sources(
+        self, request: kv_pb2.GetKvEventSourcesRequest
+    ) -> kv_pb2.GetKvEventSourcesResponse: ...
+
+    def kv_events(
+        self, request: kv_pb2.SubscribeKvEventsRequest
+    ) -> AsyncIterator[kv_pb2.SubscribeKvEventsResponse]:
+        """Closed when the subscriber goes. Raises RequestRefused before the first response; later
+        ends come as an `error` response."""

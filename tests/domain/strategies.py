@@ -8,17 +8,40 @@ from typing import cast
 from hypothesis import strategies as st
 
 from app.domain.capabilities import Capabilities, Limits
-from app.domain.commands import AbortRequests, Command, FlushCaches, Pause, Resume
+from app.domain.commands import (
+    AbortRequests,
+    Command,
+    FlushCaches,
+    LoadLora,
+    Pause,
+    PauseAround,
+    ReconfigureServing,
+    ReleaseResources,
+    RestoreResources,
+    Resume,
+    StartProfile,
+    UnderPause,
+    UnloadLora,
+    UpdateWeights,
+)
 from app.domain.facts import EngineFacts, WeightsFact
 from app.domain.kinds import (
     Admission,
     CacheKind,
+    CachePolicy,
+    CollectiveBackend,
+    Component,
+    ContentPolicy,
+    DrainRule,
+    EngineRole,
     FailureEffect,
     NewRequests,
     OperationKind,
     OperationState,
     PauseMode,
+    ProfilerKind,
     ResourceKind,
+    TensorDtype,
     Verification,
     WeightsState,
 )
@@ -49,6 +72,17 @@ from app.domain.transitions import (
     Settled,
     Started,
     Warned,
+)
+from app.domain.weight_sources import (
+    DiskWeights,
+    DistributedWeights,
+    FileDigest,
+    InlineTensor,
+    InlineWeights,
+    SharedMemoryTensor,
+    SharedMemoryWeights,
+    TensorSpec,
+    WeightSource,
 )
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -213,7 +247,131 @@ aborts = st.one_of(
         request_ids=st.lists(names, min_size=1, max_size=4, unique=True).map(tuple),
     ),
 )
-commands: st.SearchStrategy[Command] = st.one_of(flushes, pauses, resumes, aborts)
+resources = st.lists(st.sampled_from(ResourceKind), min_size=1, unique=True).map(tuple)
+releases = st.builds(
+    ReleaseResources,
+    model=models,
+    resources=resources,
+    content=st.sampled_from(ContentPolicy),
+    drain=st.sampled_from(DrainRule),
+)
+restores = st.builds(
+    RestoreResources,
+    model=models,
+    resources=resources,
+    release_epoch=st.integers(min_value=1, max_value=4),
+)
+labels = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12)
+sha256s = st.binary(min_size=32, max_size=32).map(bytes.hex)
+specs = st.builds(
+    TensorSpec,
+    name=labels,
+    dtype=st.sampled_from(TensorDtype),
+    shape=st.lists(st.integers(min_value=0, max_value=3), max_size=3).map(tuple),
+)
+spec_lists = st.lists(specs, min_size=1, max_size=3, unique_by=lambda spec: spec.name)
+
+
+def _inline(wanted: list[TensorSpec]) -> InlineWeights:
+    return InlineWeights(
+        tuple(InlineTensor.carrying(spec, b"\7" * spec.size_bytes) for spec in wanted)
+    )
+
+
+def _shared(wanted: list[TensorSpec], name: str, sha256: str | None) -> SharedMemoryWeights:
+    tensors, size = [], 0
+    for spec in wanted:
+        tensors.append(SharedMemoryTensor(spec, size))
+        size += spec.size_bytes
+    return SharedMemoryWeights(name.replace("/", "_"), size, tuple(tensors), sha256)
+
+
+sources: st.SearchStrategy[WeightSource] = st.one_of(
+    st.builds(
+        DiskWeights,
+        path=labels,
+        digests=st.lists(
+            st.builds(FileDigest, name=st.from_regex("[a-z]{1,8}", fullmatch=True), sha256=sha256s),
+            max_size=2,
+            unique_by=lambda digest: digest.name,
+        ).map(tuple),
+    ),
+    st.builds(_inline, spec_lists),
+    st.builds(_shared, spec_lists, labels, st.none() | sha256s),
+    st.builds(
+        DistributedWeights,
+        backend=st.sampled_from(CollectiveBackend),
+        address=labels,
+        port=st.integers(min_value=1, max_value=65535),
+        world_size=st.integers(min_value=3, max_value=9),
+        rank_offset=st.integers(min_value=1, max_value=2),
+        group=words,
+        source_rank=st.integers(min_value=0, max_value=2),
+        tensors=spec_lists.map(tuple),
+    ),
+)
+admissions = st.one_of(
+    st.builds(UnderPause, st.none() | st.integers(min_value=1, max_value=4)),
+    st.builds(PauseAround, st.sampled_from(PauseMode), st.sampled_from(NewRequests)),
+    st.builds(
+        PauseAround,
+        st.sampled_from(PauseMode),
+        st.just(NewRequests.HOLD),
+        st.integers(min_value=1, max_value=2**40),
+    ),
+)
+updates = st.builds(
+    UpdateWeights,
+    model=models,
+    source=sources,
+    weight_version=labels,
+    cache_policy=st.sampled_from(CachePolicy),
+    admission=admissions,
+    components=st.lists(st.sampled_from(Component), min_size=1, unique=True).map(tuple),
+    check_finite=st.booleans(),
+)
+targets = st.none() | st.integers(min_value=1, max_value=8)
+reconfigurations = st.builds(
+    ReconfigureServing,
+    model=models,
+    role=st.sampled_from([role for role in EngineRole if role is not EngineRole.UNKNOWN]),
+    tensor_parallel_size=targets,
+    data_parallel_size=targets,
+    max_running_requests=targets,
+    max_batched_tokens=targets,
+    drain=st.sampled_from(DrainRule),
+) | st.builds(
+    ReconfigureServing,
+    max_running_requests=st.integers(min_value=1, max_value=8),
+    drain=st.sampled_from(DrainRule),
+)
+profiles = st.builds(
+    StartProfile,
+    model=models,
+    profiler=st.sampled_from(ProfilerKind),
+    steps=st.none() | counts.filter(bool),
+    record_shapes=st.booleans(),
+    with_stack=st.booleans(),
+) | st.builds(
+    StartProfile,
+    profiler=st.sampled_from(ProfilerKind),
+    duration_ms=st.none() | counts.filter(bool),
+)
+loras: st.SearchStrategy[Command] = st.builds(
+    LoadLora, model=models, name=labels, path=labels, id=counts
+) | st.builds(UnloadLora, model=models, name=labels)
+commands: st.SearchStrategy[Command] = st.one_of(
+    flushes,
+    pauses,
+    resumes,
+    aborts,
+    releases,
+    restores,
+    updates,
+    reconfigurations,
+    profiles,
+    loras,
+)
 
 capabilities = st.builds(
     Capabilities,

@@ -94,6 +94,7 @@ class TestKeeping:
             (OperationKind.FLUSH_CACHES, {}),
             (OperationKind.FLUSH_CACHES, {"caches": ["attic"]}),
             (OperationKind.RESUME, {}),
+            (OperationKind.RELEASE_RESOURCES, {"resources": ["attic"]}),
         ],
     )
     def test_what_was_not_written_by_an_order_is_not_read(
