@@ -106,9 +106,9 @@ def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> 
     """
     configure_logging(settings.log_level, settings.log_format)
     try:
-        listener = _bound(settings.host, settings.port)
-        at = settings.model_copy(update={"port": listener.getsockname()[1]})
-        asyncio.run(_serve(at, listener, ready or _print_address))
+        with _bound(settings.host, settings.port) as listener:
+            at = settings.model_copy(update={"port": listener.getsockname()[1]})
+            asyncio.run(_serve(at, listener, ready or _print_address))
     except StartupRefused as refused:
         print(f"chadburn: {refused.line}", file=sys.stderr)
         return refused.exit_code

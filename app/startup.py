@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from urllib.parse import urlsplit
 
 from app.auth.tokens.issuers import IssuerConfig, IssuerConfigError, RoleMap, RoleUse, TokenProfile
@@ -23,13 +23,13 @@ from app.operations.deadlines import Deadlines
 from app.settings import CredentialSettings as CredentialSection
 from app.settings import IssuerSettings, Settings
 
-# What a process that could not start exits with.
+# What a process that could not start exits with; apart from the codes of the command's verbs.
 EXIT_SETTINGS = 2
-EXIT_ADDRESS = 3
-EXIT_DATA_DIR = 4
-EXIT_LEDGER_IN_USE = 5
-EXIT_DATABASE = 6
-EXIT_SCHEMA = 7
+EXIT_ADDRESS = 10
+EXIT_DATA_DIR = 11
+EXIT_LEDGER_IN_USE = 12
+EXIT_DATABASE = 13
+EXIT_SCHEMA = 14
 
 
 class StartupRefused(Exception):
@@ -144,8 +144,13 @@ def prepare_data_dir(settings: Settings) -> None:
         raise StartupRefused(
             f"the data directory {folder} cannot be made: {error.strerror}", EXIT_DATA_DIR
         ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise StartupRefused(f"the data directory {folder} is not writable", EXIT_DATA_DIR)
+    try:
+        with tempfile.TemporaryFile(dir=folder):  # what permissions say is not all that counts
+            pass
+    except OSError as error:
+        raise StartupRefused(
+            f"the data directory {folder} is not writable: {error.strerror}", EXIT_DATA_DIR
+        ) from error
 
 
 async def opened_ledger(settings: Settings, clock: Clock) -> Ledger:

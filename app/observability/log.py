@@ -18,7 +18,10 @@ from app.domain.errors import ChadburnError
 from app.observability.tracing import current_ids
 
 _FRAMES = 12
-_QUIET = ("uvicorn.access", "sse_starlette.sse", "aiosqlite", "sqlalchemy", "httpcore2", "httpx2")
+_QUIET = (
+    *("uvicorn.access", "uvicorn.error", "sse_starlette.sse", "aiosqlite", "sqlalchemy"),
+    *("alembic", "asyncio", "httpcore2", "httpx2"),
+)
 
 Event = MutableMapping[str, Any]
 
