@@ -70,15 +70,18 @@ class Operations:
         queued: bool,
     ) -> Accepted:
         now = self._clock.now()
-        if key is not None:
-            known = await _known(write.connection, operation.actor, key.key, now)
-            earlier = replay_of(known, key.fingerprint)
-            if earlier is not None:
-                return Accepted(await _existing(write.connection, earlier), fresh=False)
+        earlier = await _replayed(write.connection, operation.actor, key, now)
+        if earlier is not None:
+            return Accepted(earlier, fresh=False)
         await _require_engine(write, operation.engine_id)
         if operation.kind.exclusive and not queued:
             holder = await _slot_holder(write.connection, operation.engine_id)
             if holder is not None:
+                # On PostgreSQL each statement sees what was committed before it: the holder may
+                # be the very order of this key, accepted since the key was looked for.
+                earlier = await _replayed(write.connection, operation.actor, key, now)
+                if earlier is not None:
+                    return Accepted(earlier, fresh=False)
                 raise EngineBusy(operation_id=holder)
 
         taken, events = operation, [accepted_event(operation)]
@@ -261,6 +264,16 @@ async def _existing(connection: AsyncConnection, operation_id: str) -> Operation
     found = await _find(connection, operation_id)
     assert found is not None
     return found
+
+
+async def _replayed(
+    connection: AsyncConnection, actor: Actor, key: KeyClaim | None, now: datetime
+) -> Operation | None:
+    """What the key stands for already. Raises IdempotencyKeyReused."""
+    if key is None:
+        return None
+    earlier = replay_of(await _known(connection, actor, key.key, now), key.fingerprint)
+    return None if earlier is None else await _existing(connection, earlier)
 
 
 async def _known(
