@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from app.backends.port import (
     Discovery,
@@ -89,12 +89,15 @@ class ScriptedBackend:
         sends: list[Send] | None = None,
         finds: list[Ask] | None = None,
         reads: list[Ask] | None = None,
+        *,
+        records_ends: bool = False,
     ) -> None:
         self.sends, self.finds, self.reads = sends or [], finds or [], reads or []
         self.trace: list[tuple[str, str, str, bool]] = []  # what, order, life, known
         self.effects: Counter[str] = Counter()
         self.ends: dict[str, type[Fact]] = {}
         self.kept: dict[str, Kept] = {}
+        self.records_ends = records_ends  # `find` tells how it ended, not only that it has
         self._life = 1
         self._numbers: dict[str, str] = {}
 
@@ -126,7 +129,10 @@ class ScriptedBackend:
         self.trace.append(("find", operation_id, self.instance_id, known is not None))
         if known is None:
             return None
-        return Found(self._number(operation_id), known.instance_id, ended=known.ended)
+        last = known.facts[-1]
+        told = self.records_ends and isinstance(last, Completed | Failed | Cancelled)
+        end = cast("Completed", replace(last, engine_sequence=None)) if told else None
+        return Found(self._number(operation_id), known.instance_id, known.ended, end)
 
     async def _ask(self, weather: list[Ask]) -> None:
         await asyncio.sleep(0)

@@ -21,7 +21,7 @@ from app.domain.transitions import Cancelled, Completed, Failed
 from app.ledger import Ledger
 from app.operations.pace import Pace
 from app.operations.runner import Runner
-from tests.operations.gateway import CALLER, DRAIN, Gateway
+from tests.operations.gateway import CALLER, DRAIN, Gateway, running_gateway, until
 from tests.operations.scripted_backend import (
     ASKS,
     SENDS,
@@ -243,3 +243,41 @@ class TestParticularWeather:
         assert known.state is OperationState.RECONCILING
         assert [warning.reason for warning in known.warnings] == ["ENGINE_FORGOT"]
         assert backend.effects[known.id] == 1
+
+    def test_a_story_that_is_not_told_again_still_has_its_end(self, world: World) -> None:
+        """Each attempt to attach fails; the engine's record has kept how it ended."""
+        weather: list[Send] = ["lost when half told", *["lost on the way"] * 1000]  # type: ignore[list-item]
+        ended = self.run(world, ScriptedBackend(weather, records_ends=True))
+        assert ended.state is OperationState.SUCCEEDED
+
+    def test_silence_after_a_day_proves_nothing(self, tmp_path: Path) -> None:
+        """By then the engine may have forgotten the key of an order that it has carried out."""
+        backend = ScriptedBackend(["lost on the way"])
+
+        async def live() -> Operation:
+            made = running_gateway(
+                tmp_path, pace=HURRY, make_backends=lambda _: ScriptedBackends({"e1": backend})
+            )
+            async with made as gateway:
+                await gateway.register("127.0.0.1:1")
+                backend.finds = ["silent"] * 1000
+                operation = await gateway.give(DRAIN)
+                await gateway.until(operation, OperationState.RECONCILING)
+                gateway.clock.go(86_400)
+                backend.finds = []
+
+                async def warned() -> bool:
+                    known = await gateway.ledger.operations.get(operation.id)
+                    assert known is not None
+                    return len(known.warnings) == 2
+
+                await until(warned)
+                known = await gateway.ledger.operations.get(operation.id)
+                assert known is not None
+                return known
+
+        known = asyncio.run(live())
+        assert known.state is OperationState.RECONCILING
+        reasons = [warning.reason for warning in known.warnings]
+        assert reasons == ["DEADLINE_PASSED", "KEY_EXPIRED"]
+        assert [what for what, *_ in backend.trace].count("send") == 1
