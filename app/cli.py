@@ -9,6 +9,7 @@ import typer
 
 from app import __version__
 from app.commands import engines, operations, orders
+from app.commands.conforming import conformance
 from app.commands.demonstration import demo, dev_issuer
 from app.commands.ending import CommandFailed, Exit
 from app.commands.generating import generate
@@ -52,6 +53,7 @@ app.command(rich_help_panel=TRYING)(token)
 app.command(rich_help_panel=TRYING)(generate)
 app.command(rich_help_panel=SERVING)(serve)
 app.command(rich_help_panel=SERVING)(engine)
+app.command(rich_help_panel=SERVING)(conformance)
 app.command(rich_help_panel=ORDERS)(orders.pause)
 app.command(rich_help_panel=ORDERS)(orders.resume)
 app.command(rich_help_panel=ORDERS)(orders.flush)

@@ -1,0 +1,1 @@
+"""A black-box suite for any engine that serves `openengine.v1.OpenEngineAdmin`."""

@@ -1,0 +1,71 @@
+"""What a case is, and how it says that a sentence of the contract holds, does not, or is not
+shown."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from app.conformance.trial import Trial
+
+Run = Callable[["Trial"], Awaitable[None]]
+
+
+class Verdict(StrEnum):
+    PASS = "pass"  # noqa: S105
+    FAIL = "fail"
+    NOT_APPLICABLE = "not-applicable"
+
+
+class Need(StrEnum):
+    """What the caller of the suite has to give; the value is said where it is missing."""
+
+    INFERENCE = "needs --inference ADDR, to see what happens to requests"
+    HOOK = "needs --fault-hook CMD, to break the engine and to start it again"
+    DESTRUCTIVE = "needs --destructive, since it takes the engine out of service for a while"
+    CREDENTIAL = "needs --token or --token-file: no credential is in play"
+
+
+class NotHeld(Exception):
+    """The sentence does not hold: what it led to expect, and what came."""
+
+    def __init__(self, expected: str, seen: str) -> None:
+        super().__init__(f"expected {expected}; saw {seen}")
+        self.expected = expected
+        self.seen = seen
+
+
+class NotApplicable(Exception):
+    """The engine does not offer what the sentence is about, or it cannot be brought about."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """`id` is stable. `sentence` is what an engine promises, and reads as a promise."""
+
+    id: str
+    sentence: str
+    needs: tuple[Need, ...]
+    run: Run
+
+
+def case(id_: str, sentence: str, *needs: Need) -> Callable[[Run], Case]:
+    """Makes the function below it a case."""
+
+    def made(run: Run) -> Case:
+        return Case(id=id_, sentence=sentence, needs=needs, run=run)
+
+    return made
+
+
+def expect(holds: bool, expected: str, seen: object) -> None:
+    """Raises NotHeld."""
+    if not holds:
+        raise NotHeld(expected, str(seen))

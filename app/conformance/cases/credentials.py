@@ -1,0 +1,72 @@
+"""Who may give orders, and what becomes of what they show."""
+
+from __future__ import annotations
+
+import grpc
+
+from app.conformance.case import Case, Need, NotApplicable, case, expect
+from app.conformance.client import Metadata, brief
+from app.conformance.connection import bearer
+from app.conformance.record import Refusal
+from app.conformance.trial import Trial
+from app.rpc.openengine.v1 import admin_pb2 as pb
+
+UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+_DENIED = (UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+async def _kept_out(trial: Trial, metadata: Metadata, *codes: grpc.StatusCode) -> None:
+    """Neither a read nor an order is served with that."""
+    wanted = " or ".join(code.name for code in codes)
+    async with trial.unchanged("calls without a valid credential"):
+        answer = await trial.client.ask(pb.GetAdminProfileRequest(), metadata=metadata)
+        refused = isinstance(answer, Refusal) and answer.code in codes
+        expect(refused, f"GetAdminProfile to be {wanted}", brief(answer))
+        told = await trial.client.send(trial.order(), metadata=metadata).rest()
+        refused = told.refusal is not None and told.refusal.code in codes and not told.events
+        expect(refused, f"an order to be {wanted}", told)
+
+
+@case(
+    "credentials.required",
+    "Without a token, or with one that is none, every call is UNAUTHENTICATED and nothing is done.",
+    Need.CREDENTIAL,
+)
+async def required(trial: Trial) -> None:
+    for metadata in ((), bearer("no.such.token"), (("authorization", "Basic bm86"),)):
+        await _kept_out(trial, metadata, UNAUTHENTICATED)
+
+
+@case(
+    "credentials.of-inference",
+    "A token for inference opens nothing on the admin listener.",
+    Need.CREDENTIAL,
+    Need.INFERENCE,
+)
+async def of_inference(trial: Trial) -> None:
+    assert trial.options.inference is not None
+    token = trial.options.inference.token
+    if token is None or token == trial.options.admin.token:
+        raise NotApplicable("no inference token of its own was given")
+    await _kept_out(trial, bearer(token), *_DENIED)
+
+
+@case(
+    "credentials.not-echoed",
+    "No credential comes back: not in a message, an error or a trailer.",
+)
+async def not_echoed(trial: Trial) -> None:
+    """All that was heard in the whole run is looked through, and this is added to it."""
+    for metadata in (bearer(trial.canary), (("x-api-key", trial.canary),)):
+        shown = (*trial.options.admin.metadata, *metadata)
+        for given in (metadata, shown if len(shown) > len(metadata) else metadata):
+            await trial.client.ask(pb.GetAdminProfileRequest(), metadata=given)
+            await trial.client.send(trial.order(), metadata=given).rest()
+            refused = trial.order(expected_revision=trial.profile.revision + 1_000_000)
+            await trial.client.send(refused, metadata=given).rest()
+    await trial.client.told(trial.order())
+    echoes = sorted(set(trial.record.echoes))
+    expect(not echoes, "no credential in anything the engine says", ", ".join(echoes))
+
+
+CASES: tuple[Case, ...] = (required, of_inference, not_echoed)

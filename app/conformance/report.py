@@ -1,0 +1,145 @@
+"""What came of a run: as text, as JSON, and as a JUnit file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+from xml.etree import ElementTree
+
+from app.conformance.case import Case, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """`reason`: why a case was not applicable. `expected` and `seen`: of one that failed."""
+
+    case: Case
+    verdict: Verdict
+    seconds: float
+    reason: str = ""
+    expected: str = ""
+    seen: str = ""
+
+    @property
+    def why(self) -> str:
+        if self.verdict is Verdict.FAIL:
+            return f"expected {self.expected}; saw {self.seen}"
+        return self.reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """`left_behind`: how the engine differs from what it was, None when it does not."""
+
+    target: str
+    engine: dict[str, object] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    left_behind: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Nothing failed, and the engine was left as it was found."""
+        failed = any(finding.verdict is Verdict.FAIL for finding in self.findings)
+        return not failed and self.left_behind is None
+
+    def of(self, verdict: Verdict) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.verdict is verdict)
+
+
+def line(finding: Finding) -> str:
+    """One case as it ends, for a person to follow."""
+    why = f"  {finding.why}" if finding.why else ""
+    return f"{finding.verdict.value:<14} {finding.case.id}{why}"
+
+
+def summary(report: Report) -> str:
+    """What failed, what was not proven and why, and the count."""
+    lines: list[str] = []
+    for finding in report.of(Verdict.FAIL):
+        lines += [
+            "",
+            f"FAILED  {finding.case.id}",
+            f"  promise   {finding.case.sentence}",
+            f"  expected  {finding.expected}",
+            f"  seen      {finding.seen}",
+        ]
+    absent = report.of(Verdict.NOT_APPLICABLE)
+    if absent:
+        lines += ["", "Not proven by this run:"]
+        for reason in dict.fromkeys(finding.reason for finding in absent):
+            lines.append(f"  {reason}")
+            lines += [
+                f"    {finding.case.id}: {finding.case.sentence}"
+                for finding in absent
+                if finding.reason == reason
+            ]
+    if report.left_behind is not None:
+        lines += ["", f"THE ENGINE IS NOT AS IT WAS FOUND: {report.left_behind}"]
+    count = Counter(finding.verdict for finding in report.findings)
+    lines += [
+        "",
+        f"{report.target}: {count[Verdict.PASS]} passed, {count[Verdict.FAIL]} failed, "
+        f"{count[Verdict.NOT_APPLICABLE]} not applicable",
+    ]
+    return "\n".join(lines).lstrip("\n")
+
+
+def document(report: Report) -> dict[str, Any]:
+    """For programs. `not_proven` holds the ids of the cases that were not applicable."""
+    count = Counter(finding.verdict for finding in report.findings)
+    return {
+        "target": report.target,
+        "engine": report.engine,
+        "passed": report.passed,
+        "left_behind": report.left_behind,
+        "counts": {verdict.value.replace("-", "_"): count[verdict] for verdict in Verdict},
+        "not_proven": [finding.case.id for finding in report.of(Verdict.NOT_APPLICABLE)],
+        "cases": [
+            {
+                "id": finding.case.id,
+                "sentence": finding.case.sentence,
+                "verdict": finding.verdict.value,
+                "reason": finding.reason or None,
+                "expected": finding.expected or None,
+                "seen": finding.seen or None,
+                "seconds": round(finding.seconds, 3),
+            }
+            for finding in report.findings
+        ],
+    }
+
+
+def junit(report: Report) -> bytes:
+    """A `testsuite` with one `testcase` for each case; not applicable ones are `skipped`."""
+    suite = ElementTree.Element(
+        "testsuite",
+        name="openengine.v1.OpenEngineAdmin",
+        tests=str(len(report.findings)),
+        failures=str(len(report.of(Verdict.FAIL))),
+        errors=str(int(report.left_behind is not None)),
+        skipped=str(len(report.of(Verdict.NOT_APPLICABLE))),
+        time=f"{sum(finding.seconds for finding in report.findings):.3f}",
+    )
+    for finding in report.findings:
+        group, _, name = finding.case.id.partition(".")
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=group, name=name, time=f"{finding.seconds:.3f}"
+        )
+        if finding.verdict is Verdict.FAIL:
+            failure = ElementTree.SubElement(case, "failure", message=_clean(finding.expected))
+            failure.text = _clean(f"{finding.case.sentence}\n{finding.why}")
+        elif finding.verdict is Verdict.NOT_APPLICABLE:
+            ElementTree.SubElement(case, "skipped", message=_clean(finding.reason))
+    if report.left_behind is not None:
+        case = ElementTree.SubElement(suite, "testcase", classname="suite", name="left-as-found")
+        ElementTree.SubElement(case, "error", message=_clean(report.left_behind))
+    raw: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return raw
+
+
+def _clean(text: str) -> str:
+    """An engine's words can hold what XML cannot."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )

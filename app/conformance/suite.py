@@ -1,0 +1,138 @@
+"""All cases one after the other, each left with the engine as it was before."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+
+import grpc
+
+from app.conformance.case import Case, Need, NotApplicable, NotHeld, Verdict
+from app.conformance.client import brief
+from app.conformance.report import Finding, Report
+from app.conformance.trial import Options, Trial, Unsettled, opened
+
+
+def _run_id() -> str:
+    return uuid.uuid4().hex[:8]
+
+
+async def run_suite(
+    cases: Sequence[Case],
+    options: Options,
+    *,
+    told: Callable[[Finding], None] = lambda _: None,
+    new_id: Callable[[], str] = _run_id,
+) -> Report:
+    """`told` hears each finding as soon as it is there.
+
+    Raises TargetRefused when the suite cannot begin. Cancelling it leaves the engine as it was
+    found, as far as the engine lets that be done.
+    """
+    findings: list[Finding] = []
+
+    def note(finding: Finding) -> None:
+        findings.append(finding)
+        told(finding)
+
+    left = None
+    engine: dict[str, object] = {}
+    try:
+        async with AsyncExitStack() as stack:
+            trial = await stack.enter_async_context(opened(options, new_id))
+            engine = _engine(trial)
+            for index, case in enumerate(cases):
+                finding = await _judge(case, trial)
+                try:
+                    await trial.settle()
+                except (Unsettled, grpc.aio.AioRpcError) as unsettled:
+                    note(finding if finding.verdict is Verdict.FAIL else _left(case, unsettled))
+                    for rest in cases[index + 1 :]:
+                        note(_not_tried(rest, case))
+                    break
+                note(finding)
+    except Unsettled as unsettled:
+        left = str(unsettled)
+    return Report(
+        target=options.admin.address, engine=engine, findings=tuple(findings), left_behind=left
+    )
+
+
+async def _judge(case: Case, trial: Trial) -> Finding:
+    began = time.monotonic()
+
+    def finding(verdict: Verdict, **said: str) -> Finding:
+        return Finding(case=case, verdict=verdict, seconds=time.monotonic() - began, **said)
+
+    missing = [need for need in case.needs if not _given(need, trial.options)]
+    if missing:
+        return finding(Verdict.NOT_APPLICABLE, reason="; ".join(need.value for need in missing))
+    try:
+        await case.run(trial)
+    except NotHeld as failed:
+        return finding(Verdict.FAIL, expected=failed.expected, seen=failed.seen)
+    except NotApplicable as absent:
+        return finding(Verdict.NOT_APPLICABLE, reason=absent.reason)
+    except Exception as error:
+        # An answer that is none of the schema's, or a fault of the suite: never a pass.
+        seen = f"{type(error).__name__}: {brief(error)}"
+        return finding(Verdict.FAIL, expected="answers that can be read", seen=seen)
+    return finding(Verdict.PASS)
+
+
+def _given(need: Need, options: Options) -> bool:
+    return {
+        Need.INFERENCE: options.inference is not None,
+        Need.HOOK: options.hook is not None,
+        Need.DESTRUCTIVE: options.destructive,
+        Need.CREDENTIAL: options.admin.token is not None,
+    }[need]
+
+
+def _left(case: Case, unsettled: Exception) -> Finding:
+    return Finding(
+        case=case,
+        verdict=Verdict.FAIL,
+        seconds=0.0,
+        expected="the engine to return to what it was before the case",
+        seen=str(unsettled),
+    )
+
+
+def _not_tried(case: Case, culprit: Case) -> Finding:
+    return Finding(
+        case=case,
+        verdict=Verdict.NOT_APPLICABLE,
+        seconds=0.0,
+        reason=f"not tried: the engine did not recover from {culprit.id}",
+    )
+
+
+def _engine(trial: Trial) -> dict[str, object]:
+    profile = trial.start
+    return {
+        "instance_id": profile.instance_id,
+        "revision": profile.revision,
+        "world_size": profile.world_size,
+        "models": list(profile.models),
+    }
+
+
+def run(cases: Sequence[Case], options: Options, told: Callable[[Finding], None]) -> Report:
+    """For a caller without an event loop. Ctrl-C and SIGTERM end it after the way back, and then
+    raise KeyboardInterrupt; a second Ctrl-C ends it at once."""
+
+    async def to_the_end() -> Report:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await run_suite(cases, options, told=told)
+
+    try:
+        return asyncio.run(to_the_end())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None

@@ -1,0 +1,348 @@
+"""What a case works with: clients, orders that fit the engine, traffic, faults; and the way back
+to the state that the engine was found in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from app.conformance.case import NotApplicable, NotHeld, expect
+from app.conformance.client import Client, Stream, brief, completed_of
+from app.conformance.connection import Listener
+from app.conformance.hook import FaultHook, HookFailed
+from app.conformance.orders import Kind, Orders, name_of
+from app.conformance.record import Record, Refusal
+from app.conformance.traffic import Generation, Traffic, too_short
+from app.rpc.openengine.v1 import admin_pb2 as pb
+from app.rpc.openengine.v1 import server_pb2
+
+# How long the requests last that orders are given in the midst of, and that run to their end.
+IN_THE_MIDST_S = 2.0
+_LONG_S = 60.0
+_BEGINS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """`patience_s` bounds every wait for something that a right engine does in far less time."""
+
+    admin: Listener
+    inference: Listener | None = None
+    hook: FaultHook | None = None
+    destructive: bool = False
+    weights: str | None = None  # a path that the engine can load from disk
+    patience_s: float = 60.0
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+
+class Unsettled(Exception):
+    """The engine is not as it was found, and cannot be brought back."""
+
+
+class TargetRefused(Exception):
+    """The suite cannot begin. One line; `answered` False: nobody is there."""
+
+    def __init__(self, line: str, *, answered: bool = True) -> None:
+        super().__init__(line)
+        self.answered = answered
+
+
+class Trial:
+    """One run against one engine. Use `open` and `close`."""
+
+    def __init__(self, options: Options, run_id: str) -> None:
+        self.options = options
+        self.patience_s = options.patience_s
+        self.prefix = f"conformance-{run_id}"
+        self.canary = f"canary-{run_id}-not-to-be-repeated"
+        tokens = (options.admin.token, options.inference.token if options.inference else None)
+        secrets = {*(token for token in tokens if token), self.canary, *options.secrets}
+        self.record = Record(secrets)
+        self._keys = 0
+        self._clients: list[Client] = []
+        self.client = self.connect()
+        self._traffic: Traffic | None = None
+        self.broken = False  # a fault was made that only a restart mends
+        self.running_limit = 0  # requests; 0: discovery does not say
+        self.start = pb.AdminProfile()
+        self.profile = pb.AdminProfile()
+        self.orders = Orders(self.profile, self.key)
+
+    def connect(self) -> Client:
+        """A further client, with a connection of its own."""
+        client = Client(self.options.admin, self.record, self.patience_s)
+        self._clients.append(client)
+        return client
+
+    async def open(self) -> None:
+        """Raises TargetRefused where nothing may be tried."""
+        answer = await self.client.ask(pb.GetAdminProfileRequest())
+        if isinstance(answer, Refusal):
+            away = answer.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            raise TargetRefused(f"GetAdminProfile: {answer}", answered=answer.info or not away)
+        if answer.state.admission != pb.ADMISSION_STATE_OPEN:
+            state = pb.AdmissionState.Name(answer.state.admission)
+            raise TargetRefused(
+                f"admission is {state}: the suite lifts no pause but its own; resume first"
+            )
+        if answer.state.open_operations:
+            raise TargetRefused("an operation is running on this engine; wait for its end")
+        if answer.state.released:
+            raise TargetRefused("resources are released; restore them first")
+        self.start = answer
+        self._know(answer)
+        info = await self.client.of_control("GetServerInfo", server_pb2.GetServerInfoRequest())
+        if not isinstance(info, Refusal):
+            self.running_limit = info.capacity.max_running_requests
+
+    def _know(self, profile: pb.AdminProfile) -> None:
+        self.profile = profile
+        self.orders = Orders(profile, self.key)
+
+    async def close(self) -> None:
+        if self._traffic is not None:
+            await self._traffic.close()
+        for client in self._clients:
+            await client.close()
+
+    def key(self) -> str:
+        self._keys += 1
+        return f"{self.prefix}-{self._keys}"
+
+    @property
+    def traffic(self) -> Traffic:
+        if self._traffic is None:
+            assert self.options.inference is not None, "the case did not say that it needs it"
+            self._traffic = Traffic(self.options.inference, self.record, self.patience_s)
+        return self._traffic
+
+    # ---- what is offered ----
+
+    def offers(self, kind: Kind) -> bool:
+        return any(support.kind == kind for support in self.profile.operations)
+
+    def require(self, *kinds: Kind) -> None:
+        """Raises NotApplicable."""
+        missing = [name_of(kind) for kind in kinds if not self.offers(kind)]
+        if missing:
+            raise NotApplicable(f"the profile does not offer {', '.join(missing)}")
+
+    def require_pauses(self, *modes: pb.PauseMode.ValueType) -> None:
+        self.require(pb.ADMIN_OPERATION_KIND_PAUSE, pb.ADMIN_OPERATION_KIND_RESUME)
+        for mode in modes:
+            if mode not in self.profile.pause_modes:
+                name = pb.PauseMode.Name(mode).removeprefix("PAUSE_MODE_").lower()
+                raise NotApplicable(f"the profile does not offer pause mode {name}")
+
+    def pause(self, **fields: Any) -> pb.PauseRequest:
+        """In the first mode that is offered."""
+        self.require_pauses()
+        if not self.profile.pause_modes:
+            raise NotApplicable("the profile offers no pause mode")
+        return self.orders.pause(self.profile.pause_modes[0], **fields)
+
+    def flush(self, **fields: Any) -> pb.FlushCachesRequest:
+        self.require(pb.ADMIN_OPERATION_KIND_FLUSH_CACHES)
+        return self.orders.flush(**fields)
+
+    def order(self, **fields: Any) -> Any:
+        """A valid order with an effect that can be taken back; for an engine that cannot be
+        paused, a flush."""
+        if self.offers(pb.ADMIN_OPERATION_KIND_PAUSE) and self.profile.pause_modes:
+            return self.pause(**fields)
+        if self.offers(pb.ADMIN_OPERATION_KIND_FLUSH_CACHES):
+            return self.flush(**fields)
+        raise NotApplicable("the profile offers neither pause nor flush_caches")
+
+    # ---- state ----
+
+    async def resumed(self) -> pb.OperationCompleted:
+        """Lift the pause that holds. Raises NotHeld when that cannot be done."""
+        epoch = (await self.client.profile()).pause_epoch
+        return await self.client.completed(self.orders.resume(epoch))
+
+    @asynccontextmanager
+    async def paused(self, **fields: Any) -> AsyncGenerator[pb.OperationCompleted]:
+        """Under a pause; `mode` may be given."""
+        request = self.orders.pause(**fields) if "mode" in fields else self.pause(**fields)
+        yield await self.client.completed(request)
+        await self.resumed()
+
+    @asynccontextmanager
+    async def unchanged(self, by: str) -> AsyncGenerator[None]:
+        """Raises NotHeld when the administrative state differs afterwards."""
+        before = state_of(await self.client.profile())
+        yield
+        after = state_of(await self.client.profile())
+        differing = [name for name in before if before[name] != after[name]]
+        expect(
+            not differing,
+            f"nothing to be changed by {by}",
+            "; ".join(f"{name}: {before[name]} before, {after[name]} after" for name in differing),
+        )
+
+    @asynccontextmanager
+    async def draining(self, **fields: Any) -> AsyncGenerator[tuple[Stream, str, Generation]]:
+        """While a drain waits for a request: its stream, its operation id, the request.
+
+        Raises NotApplicable when requests end too soon for that.
+        """
+        self.require_pauses(pb.PAUSE_MODE_DRAIN)
+        async with self.traffic.running(_LONG_S) as generation:
+            stream = self.client.send(self.orders.pause(pb.PAUSE_MODE_DRAIN, **fields))
+            first = await stream.first()
+            await self.until_draining(generation)
+            yield stream, first.operation_id, generation
+        await stream.rest()
+
+    async def until_draining(self, generation: Generation) -> None:
+        """An order is taken on a moment before it begins. Raises NotApplicable when the request
+        has ended meanwhile, NotHeld when admission does not become DRAINING."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _BEGINS_S
+        while True:
+            admission = (await self.client.profile()).state.admission
+            if generation.end is not None:
+                raise too_short()
+            if admission == pb.ADMISSION_STATE_DRAINING:
+                return
+            if loop.time() > until:
+                raise NotHeld(
+                    "admission to be DRAINING while a drain waits for a request",
+                    pb.AdmissionState.Name(admission),
+                )
+            await asyncio.sleep(0.01)
+
+    # ---- faults ----
+
+    async def fault(self, *words: str) -> None:
+        """Call the hook. What it breaks is mended by a restart when the case has ended."""
+        assert self.options.hook is not None, "the case did not say that it needs it"
+        self.broken = words[0] != "restart"
+        try:
+            await self.options.hook.run(*words)
+        except HookFailed as failed:
+            raise NotHeld("the fault hook to do what it is asked", str(failed)) from failed
+
+    async def restart(self) -> pb.AdminProfile:
+        """A new life of the engine; returns its first profile. Raises NotHeld."""
+        await self.fault("restart")
+        if self._traffic is not None:
+            self._traffic.hang_up()
+        return await self._answering()
+
+    async def _answering(self) -> pb.AdminProfile:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.patience_s
+        while True:
+            answer = await self.client.ask(pb.GetAdminProfileRequest())
+            if not isinstance(answer, Refusal):
+                self._know(answer)
+                return self.profile
+            self.record.overlook()
+            if loop.time() > until:
+                raise NotHeld(
+                    f"the engine to answer within {self.patience_s:g} s of a restart", str(answer)
+                )
+            await asyncio.sleep(0.05)
+
+    # ---- the way back ----
+
+    async def settle(self) -> None:
+        """Back to open admission with nothing running. Raises Unsettled."""
+        if self._traffic is not None:
+            self._traffic.hang_up()
+        try:
+            if self.broken and self.options.hook is not None:
+                await self.restart()
+            await self._until_quiet()
+            await self._lift_own_pause()
+            await self._restore_own_release()
+            profile = await self.client.profile()
+        except NotHeld as failed:
+            raise Unsettled(str(failed)) from failed
+        self._know(profile)
+        if profile.state.admission != pb.ADMISSION_STATE_OPEN or profile.state.released:
+            raise Unsettled(f"the engine's state is {brief(profile.state)}")
+
+    async def _until_quiet(self) -> None:
+        """Until nothing of this run is open; what can be cancelled is."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.patience_s
+        asked: set[str] = set()
+        while True:
+            profile = await self.client.profile()
+            own = [o for o in profile.state.open_operations if self._own(o.idempotency_key)]
+            if not own:
+                return
+            for operation in own:
+                if operation.operation_id not in asked:
+                    asked.add(operation.operation_id)
+                    await self.client.ask(
+                        pb.CancelAdminOperationRequest(operation_id=operation.operation_id)
+                    )
+            if loop.time() > until:
+                raise NotHeld("operations to end", brief(profile.state))
+            await asyncio.sleep(0.02)
+
+    async def _lift_own_pause(self) -> None:
+        profile = await self.client.profile()
+        pause = profile.state.pause
+        if profile.state.admission != pb.ADMISSION_STATE_PAUSED:
+            return
+        if profile.state.HasField("pause") and not self._own_pause(pause):
+            raise Unsettled("somebody else has paused the engine meanwhile; that pause stays")
+        completed_of(await self.client.told(self.orders.resume(pause.epoch or profile.pause_epoch)))
+
+    async def _restore_own_release(self) -> None:
+        profile = await self.client.profile()
+        if profile.state.released and not self.start.state.released:
+            restore = self.orders.restore(
+                profile.release_epoch, resources=list(profile.state.released)
+            )
+            completed_of(await self.client.told(restore))
+
+    def _own(self, key: str) -> bool:
+        return key.startswith(self.prefix)
+
+    def _own_pause(self, pause: pb.PauseStatus) -> bool:
+        ids = {event.operation_id for told in self.record.told for event in told.events}
+        return self._own(pause.idempotency_key) or pause.operation_id in ids
+
+
+def state_of(profile: pb.AdminProfile) -> dict[str, Any]:
+    """The administrative facts that an order can change, comparable and readable."""
+    state = profile.state
+    return {
+        "revision": profile.revision,
+        "pause epoch": profile.pause_epoch,
+        "release epoch": profile.release_epoch,
+        "admission": pb.AdmissionState.Name(state.admission),
+        "pause": (state.pause.operation_id, pb.PauseMode.Name(state.pause.mode)),
+        "released": [pb.ResourceKind.Name(kind) for kind in state.released],
+        "weights": brief(state.weights),
+        "role": state.role,
+        "adapters": [adapter.lora_name for adapter in state.loras],
+        "open operations": [operation.operation_id for operation in state.open_operations],
+    }
+
+
+@asynccontextmanager
+async def opened(options: Options, new_id: Callable[[], str]) -> AsyncGenerator[Trial]:
+    """A trial that ends with the engine as it was found, also when it is cancelled.
+
+    Raises TargetRefused at the start, Unsettled at the end.
+    """
+    async with AsyncExitStack() as stack:
+        trial = Trial(options, new_id())
+        stack.push_async_callback(trial.close)
+        await trial.open()
+        try:
+            yield trial
+        finally:
+            await trial.settle()

@@ -1,0 +1,66 @@
+"""Running cases against an engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from app.conformance.case import Verdict
+from app.conformance.catalogue import catalogue, chosen
+from app.conformance.connection import Listener
+from app.conformance.report import Report
+from app.conformance.suite import run_suite
+from app.conformance.trial import Options
+from tests.conformance.paced_engine import InProcessHook, PacedEngine
+from tests.doubles.engine import EngineDouble, running_engine
+
+# What a right engine does in milliseconds, with what a busy machine may add.
+PATIENCE_S = 20.0
+
+
+@asynccontextmanager
+async def paced_engine(data_dir: Path, **settings: Any) -> AsyncIterator[EngineDouble]:
+    """Two ranks, and little patience with those that do not answer."""
+    settings = {
+        "make_engine": lambda: PacedEngine(world_size=2),
+        "cancel_grace_s": 0.2,
+        "rollback_timeout_s": 0.5,
+        "max_message_bytes": 1024 * 1024,
+        **settings,
+    }
+    async with running_engine(data_dir, **settings) as double:
+        yield double
+
+
+def options_for(double: EngineDouble, **changed: Any) -> Options:
+    """Everything that the suite can be given."""
+    given: dict[str, Any] = {
+        "admin": Listener(address=double.admin_address),
+        "inference": Listener(address=double.inference_address),
+        "hook": InProcessHook(double),
+        "destructive": True,
+        "patience_s": PATIENCE_S,
+        **changed,
+    }
+    return Options(**given)
+
+
+async def judged(options: Options, *ids: str) -> Report:
+    """All cases without ids; patterns are taken too."""
+    return await run_suite(chosen(catalogue(), ids), options)
+
+
+def ids_of(report: Report, verdict: Verdict) -> set[str]:
+    return {finding.case.id for finding in report.of(verdict)}
+
+
+def failures(report: Report) -> list[str]:
+    """Readable, for an assertion."""
+    found = [f"{finding.case.id}: {finding.why}" for finding in report.of(Verdict.FAIL)]
+    return found + ([report.left_behind] if report.left_behind else [])
+
+
+def reasons(report: Report, ids: Sequence[str]) -> dict[str, str]:
+    return {finding.case.id: finding.why for finding in report.findings if finding.case.id in ids}
