@@ -70,18 +70,19 @@ class Operations:
         queued: bool,
     ) -> Accepted:
         now = self._clock.now()
-        earlier = await _replayed(write.connection, operation.actor, key, now)
-        if earlier is not None:
-            return Accepted(earlier, fresh=False)
+        if key is not None:
+            known = await _known(write.connection, operation.actor, key.key, now)
+            earlier = replay_of(known, key.fingerprint)
+            if earlier is not None:
+                return Accepted(await _existing(write.connection, earlier), fresh=False)
+            # Before anything is refused: from here on nobody else has this key, so whoever is
+            # found in the slot is another order, and not this one's twin.
+            with violations():
+                await self._claim(write, operation, key, now)
         await _require_engine(write, operation.engine_id)
         if operation.kind.exclusive and not queued:
             holder = await _slot_holder(write.connection, operation.engine_id)
             if holder is not None:
-                # On PostgreSQL each statement sees what was committed before it: the holder may
-                # be the very order of this key, accepted since the key was looked for.
-                earlier = await _replayed(write.connection, operation.actor, key, now)
-                if earlier is not None:
-                    return Accepted(earlier, fresh=False)
                 raise EngineBusy(operation_id=holder)
 
         taken, events = operation, [accepted_event(operation)]
@@ -92,8 +93,6 @@ class Operations:
             taken, events = step.operation, [*events, step.event]
 
         with violations():
-            if key is not None:
-                await self._claim(write, operation, key, now)
             await write.connection.execute(operations.insert().values(operation_values(taken)))
             for event in events:
                 await append(write, event, operation.kind)
@@ -264,16 +263,6 @@ async def _existing(connection: AsyncConnection, operation_id: str) -> Operation
     found = await _find(connection, operation_id)
     assert found is not None
     return found
-
-
-async def _replayed(
-    connection: AsyncConnection, actor: Actor, key: KeyClaim | None, now: datetime
-) -> Operation | None:
-    """What the key stands for already. Raises IdempotencyKeyReused."""
-    if key is None:
-        return None
-    earlier = replay_of(await _known(connection, actor, key.key, now), key.fingerprint)
-    return None if earlier is None else await _existing(connection, earlier)
 
 
 async def _known(

@@ -91,6 +91,25 @@ async def test_fifty_calls_with_one_key_give_one_operation(gateways: list[Ledger
     assert len((await gateways[0].audit.page(AuditFilter(action="pause"))).items) == 1
 
 
+async def test_no_call_is_told_that_its_own_twin_is_busy(gateways: list[Ledger]) -> None:
+    """Twins that come a moment apart: the first one commits while the others look around."""
+    for number in range(15):
+        engine_id = f"e{number}"
+        await with_engine(gateways[0], engine_id)
+
+        async def call(gateway: Ledger, after_s: float, engine_id: str = engine_id) -> Accepted:
+            await asyncio.sleep(after_s)
+            return await gateway.operations.accept(
+                order(engine_id=engine_id), key=claim(engine_id), audit=entry()
+            )
+
+        done, refusals = await outcomes(
+            call(gateway, 0.002 * turn) for turn, gateway in enumerate(in_turn(gateways, 10))
+        )
+        assert refusals == []
+        assert len({accepted.operation.id for accepted in done}) == 1
+
+
 async def test_one_key_for_two_requests_has_one_winner(gateways: list[Ledger]) -> None:
     await with_engine(gateways[0])
     done, refusals = await outcomes(
