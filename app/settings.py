@@ -145,6 +145,7 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = None
     """None: `chadburn.db` (SQLite) in the data directory. May hold a password, so it is masked
     wherever settings are shown; `ledger_url` gives it."""
+    database_pool_size: int = Field(default=10, ge=1, le=200)
     upgrade_on_start: bool = True
 
     host: str = "127.0.0.1"

@@ -158,7 +158,10 @@ async def opened_ledger(settings: Settings, clock: Clock) -> Ledger:
     where = _shown(settings.ledger_url)
     try:
         return await Ledger.open(
-            settings.ledger_url, clock=clock, migrate=settings.upgrade_on_start
+            settings.ledger_url,
+            clock=clock,
+            migrate=settings.upgrade_on_start,
+            pool_size=settings.database_pool_size,
         )
     except LedgerInUse as error:
         raise StartupRefused(f"{where}: {error.message}", EXIT_LEDGER_IN_USE) from error

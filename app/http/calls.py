@@ -17,7 +17,7 @@ from app.http.negotiation import Preference, idempotency_key, preference_of
 from app.http.preconditions import expected_revision
 from app.http.records import actor_of, caller_of
 from app.http.replies import operation_reply
-from app.http.rooms import House, VisibleEngine
+from app.http.rooms import House, Rooms, VisibleEngine
 from app.http.route import one_header
 from app.operations.orders import OrderRequest
 
@@ -91,10 +91,17 @@ class OrderCall:
     async def _awaited(self, operation: Operation) -> Operation:
         if operation.done or not self.preference.wait_s:
             return operation
-        return await self.house.orders.wait(operation.id, float(self.preference.wait_s))
+        return await awaited(self.house, operation, self.preference.wait_s)
 
 
-async def _order_call(
+async def awaited(house: Rooms, operation: Operation, wait_s: int) -> Operation:
+    """The operation once it has ended, or as it stands when the time is up or the process is
+    about to end: a caller who waits is answered, not cut off."""
+    waited = await house.closing.unless(house.orders.wait(operation.id, float(wait_s)))
+    return waited or await house.ledger.operations.get(operation.id) or operation
+
+
+def _order_call(
     request: Request,
     house: House,
     engine: VisibleEngine,

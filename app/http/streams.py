@@ -133,8 +133,9 @@ class EventStream(EventSourceResponse):
 
 
 async def event_page(rooms: Rooms, wanted: EventFilter, opening: Opening, size: int) -> EventPage:
-    """The same events in the same order, as many as are there now."""
-    events, horizon = await rooms.tail.after(opening.position, wanted, size)
+    """The same events in the same order, as many as are there now: read from the ledger, so that
+    who has seen an operation ended finds its end here."""
+    events, horizon = await rooms.ledger.events.after(opening.position, wanted, size)
     items: list[EventDocument | ControlDocument] = [_control(said) for said in opening.first]
     items += [EventDocument.of(stored) for stored in events if _is_new(stored, opening)]
     full = len(events) == size

@@ -33,6 +33,7 @@ EVERYTHING = tuple(Scope)
 @dataclass
 class Gateway:
     url: str
+    port: int
     issuer: DevIssuer
     engine: ScriptedEngine
     app: FastAPI
@@ -123,7 +124,7 @@ async def gateway(
         async with httpx2.AsyncClient(
             base_url=settings.base_url, timeout=30, limits=limits
         ) as http:
-            made = Gateway(settings.base_url, issuer, engine, app, server, http)
+            made = Gateway(settings.base_url, settings.port, issuer, engine, app, server, http)
             try:
                 if registered:
                     answer = await made.register()

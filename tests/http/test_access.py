@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -285,3 +286,11 @@ async def test_a_route_declares_its_need_once() -> None:
             two: Annotated[Principal, Requires(Scope.AUDIT)],
         ) -> Response:
             return Response()
+
+
+def test_the_documentation_has_every_route_and_scope() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text()
+    for _, template in NEEDS:
+        last = template.rpartition("/")[2]
+        assert f"/{last}`" in text, template
+    assert {scope for scope in NEEDS.values() if scope} <= set(re.findall(r"admin:\w+", text))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.domain.scopes import Scope
-from tests.http.gateway import Gateway
+from tests.http.gateway import Gateway, gateway
 
 pytestmark = pytest.mark.anyio
 
@@ -246,6 +247,18 @@ async def test_a_caller_who_leaves_does_not_take_the_order_along(gate: Gateway) 
     operation = (await gate.get("/v1/operations")).json()["items"][0]["id"]
     ended = (await gate.get(f"/v1/operations/{operation}", Prefer="wait=20")).json()
     assert ended["state"] == "succeeded"
+
+
+async def test_who_waits_when_the_gateway_ends_is_answered(tmp_path: Path) -> None:
+    async with gateway(tmp_path / "data") as gate:
+        gate.engine.go.clear()
+        waiting = asyncio.create_task(gate.order("pause", {"mode": "drain"}, {"Prefer": "wait=25"}))
+        async with asyncio.timeout(20):
+            while not gate.engine.calls["Pause"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        gate.server.should_exit = True
+        answer = await waiting
+    assert (answer.status_code, answer.json()["done"]) == (202, False)
 
 
 async def test_discovery_goes_to_the_engine(gate: Gateway) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from app.domain.kinds import OperationKind
 from app.domain.scopes import Scope
-from app.settings import Settings, SettingsError, load_settings
+from app.settings import IssuerSettings, ReachSettings, Settings, SettingsError, load_settings
 from app.startup import StartupRefused, credentials_of, deadlines_of, issuers_of, reach_of
 
 SECRET = "hunter2-secret"
@@ -186,3 +186,9 @@ def test_settings_become_the_values_of_the_rooms(tmp_path: Path) -> None:
     assert credential.tls is not None
     assert credential.bound_to == ("engine.example",)
     assert reach_of(Settings()).hosts == ("localhost",)
+
+
+def test_every_setting_is_in_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    for name in [*Settings.model_fields, *IssuerSettings.model_fields, *ReachSettings.model_fields]:
+        assert f"`{name}`" in text, name

@@ -42,7 +42,8 @@ async def open_streams(gate: Gateway, path: str, count: int, held: AsyncExitStac
 
 async def test_two_hundred_open_streams_hold_no_connection(tmp_path: Path) -> None:
     """AT-16."""
-    async with gateway(tmp_path / "data") as gate, AsyncExitStack() as held:
+    small = gateway(tmp_path / "data", database_pool_size=5)
+    async with small as gate, AsyncExitStack() as held:
         path = await drain_path(gate)
         await open_streams(gate, path, 200, held)
         assert gate.rooms.streams.count == 200

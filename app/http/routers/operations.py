@@ -16,7 +16,7 @@ from app.domain.operation import Operation
 from app.domain.scopes import Scope
 from app.http import csv_export
 from app.http.bodies import CancelBody
-from app.http.calls import PreferHeader
+from app.http.calls import PreferHeader, awaited
 from app.http.documents.operation import OperationDocument, OperationPage
 from app.http.negotiation import chosen_type, preference_of
 from app.http.operation_lookup import KnownOperation
@@ -117,7 +117,7 @@ async def get_operation(
     """How it stands; with `Prefer: wait=N` once it has ended, or after N seconds."""
     preference = preference_of(request.headers.getlist("prefer"))
     if preference.wait_s and not operation.done:
-        operation = await house.orders.wait(operation.id, float(preference.wait_s))
+        operation = await awaited(house, operation, preference.wait_s)
     return operation_reply(operation, accepted=False, headers=preference.headers)
 
 
