@@ -29,10 +29,11 @@ PACKAGES = ("fastapi", "uvicorn", "grpcio", "sqlalchemy", "aiosqlite", "psycopg"
 
 
 def main() -> None:
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="chadburn-bench-") as scratch:
         folder = Path(scratch)
         figures = [*_ledger(folder), *_demo(folder / "demo")]
-    text = report(figures)
+    text = report(figures, load)
     REPORT.write_text(text)
     print(text)
 
@@ -90,7 +91,7 @@ async def _drive(demo: Demo, part: object) -> list[Figure]:
         return found
 
 
-def report(figures: list[Figure]) -> str:
+def report(figures: list[Figure], load: float) -> str:
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=ROOT, capture_output=True, text=True, check=False,
@@ -108,7 +109,8 @@ def report(figures: list[Figure]) -> str:
         "",
         "Everything runs on this one machine: issuer, engine, gateway, database and the client",
         "that measures. A ratio compares with the baseline of the same run, and so says more than",
-        "the figure itself on a machine that does other things besides.",
+        "the figure itself on a machine that does other things besides: before this run its load",
+        f"average was {load:.1f}.",
         "",
         "| what | measured | baseline | ratio | aim |",
         "|---|---|---|---|---|",

@@ -150,7 +150,7 @@ class TestStale:
 
 class TestKeep:
     async def test_the_text_is_as_if_there_had_been_no_pause(self, bridge: Bridge) -> None:
-        wanted = {"max_tokens": 80, "temperature": 0.9, "seed": 7}
+        wanted = {"max_tokens": 250, "temperature": 0.9, "seed": 7}
         await bridge.does("flush-caches", {"caches": ["prefix"]})
         undisturbed = await bridge.talk(PROMPT, **wanted).over()
         await bridge.does("flush-caches", {"caches": ["prefix"]})
