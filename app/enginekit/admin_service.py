@@ -13,7 +13,7 @@ from app.enginekit.auth import Callers
 from app.enginekit.desk import OrderDesk
 from app.enginekit.profile import profile_message
 from app.enginekit.refusals import answering
-from app.enginekit.requests import OrderRequest, read_order
+from app.enginekit.requests import OrderRequest, read_offered
 from app.enginekit.state import EngineState
 from app.enginekit.wire import event_message, operation_message
 from app.rpc.openengine.v1 import admin_pb2, admin_pb2_grpc
@@ -53,12 +53,12 @@ class AdminService(admin_pb2_grpc.OpenEngineAdminServicer):
     async def ReleaseResources(  # type: ignore[override]
         self, request: admin_pb2.ReleaseResourcesRequest, context: Any
     ) -> None:
-        await _not_offered(OperationKind.RELEASE_RESOURCES, context)
+        await self._order(request, context)
 
     async def RestoreResources(  # type: ignore[override]
         self, request: admin_pb2.RestoreResourcesRequest, context: Any
     ) -> None:
-        await _not_offered(OperationKind.RESTORE_RESOURCES, context)
+        await self._order(request, context)
 
     async def UpdateWeights(  # type: ignore[override]
         self, request: admin_pb2.UpdateWeightsRequest, context: Any
@@ -111,7 +111,7 @@ class AdminService(admin_pb2_grpc.OpenEngineAdminServicer):
 
     async def _order(self, request: OrderRequest, context: Any) -> None:
         async with answering(context):
-            order = read_order(request)
+            order = read_offered(request, self._capabilities())
             operation_id = await self._desk.submit(order, self._callers.actor())
             async with aclosing(self._desk.follow(operation_id)) as told:
                 async for record, event in told:

@@ -9,10 +9,10 @@ from datetime import timedelta
 from typing import Any
 
 from app.domain.capabilities import Capabilities
-from app.domain.commands import Command, check_revision
-from app.domain.errors import NotCancellable, OperationEnded, UnknownOperation
+from app.domain.commands import Command, ReleaseResources, check_revision
+from app.domain.errors import NotCancellable, OperationEnded, RequestsInFlight, UnknownOperation
 from app.domain.idempotency import KeyRecord, replay_of
-from app.domain.kinds import OperationState
+from app.domain.kinds import Admission, DrainRule, OperationState
 from app.domain.operation import Actor, Operation, OperationEvent
 from app.domain.transitions import CancelRequested
 from app.enginekit.execution import Execution, ExecutionSettings
@@ -81,10 +81,20 @@ class OrderDesk:
         facts = self._state.facts()
         check_revision(order.expected_revision, facts)
         command.check_state(facts)
+        self._check_in_flight(command)
         running = self._journal.running_exclusive()
         if running is not None and command.kind.exclusive:
             raise NamedBusy(operation_id=running.operation.id, idempotency_key=running.key)
         return deadline_ms
+
+    def _check_in_flight(self, command: Command) -> None:
+        """Only the gate knows what runs. Whoever is let in after this makes the order fail."""
+        gate = self._state.gate
+        if not isinstance(command, ReleaseResources):
+            return
+        waits = command.drain is not DrainRule.REFUSE or gate.admission is not Admission.OPEN
+        if gate.in_flight and not waits:
+            raise RequestsInFlight(f"{gate.in_flight} requests are in flight")
 
     async def _accept(self, order: ReadOrder, actor: Actor, deadline_ms: int) -> str:
         now = self._state.now()

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from app.domain.commands import Command
-from app.domain.kinds import FailureEffect
-from app.domain.operation import OperationError
-from app.domain.ranks import RankReport
-from app.domain.transitions import Cancelled, Completed, Fact, Failed, RankReported
-from app.enginekit.carrying_out import CARRYING_OUT, Ending, Errand
+from app.domain.kinds import AbortOutcome, FailureEffect, Verification
+from app.domain.operation import OperationError, OperationWarning
+from app.domain.ranks import RankReport, RankState
+from app.domain.transitions import Cancelled, Completed, Fact, Failed, RankReported, Warned
+from app.enginekit.carrying_out import CARRYING_OUT
+from app.enginekit.errands import Ending, Errand
 from app.enginekit.journal import LiveOperation
 from app.enginekit.phases import (
     CancelAsked,
     DeadlinePassed,
     Interrupts,
     OrderFailed,
+    Report,
     Timings,
     TwoPhase,
     deadline_error,
+    fault_error,
     unexpected,
 )
 from app.enginekit.progress import ProgressWriter
 from app.enginekit.records import NO_CHANGE, REVISION, Change, Counters
 from app.enginekit.refusals import StoreUnavailable
-from app.enginekit.runtime import Conclusion, Order, Runtime
+from app.enginekit.runtime import Conclusion, Observation, Order, Runtime, RuntimeFault
 from app.enginekit.state import EngineState
 
 log = logging.getLogger(__name__)
@@ -74,9 +77,6 @@ class Execution:
         self._interrupts = interrupts
         self._timings = settings.timings
         self._progress = ProgressWriter(self._journal, live, settings.progress_interval_s)
-        self._order = Order(
-            operation_id=live.operation.id, command=command, report=self._progress.note
-        )
         self._errand = Errand(
             operation=live.operation,
             command=command,
@@ -84,12 +84,15 @@ class Execution:
             interrupts=interrupts,
             started_at=state.now(),
             default_hold_limit_ms=default_hold_limit_ms,
+            ranks=lambda: runtime.ranks,
             over_ranks=self._over_ranks,
+            end_requests=self._end_requests,
             record=self._record,
             report=self._progress.note,
         )
 
     async def run(self) -> None:
+        self._state.order_began()
         try:
             await self._carry_out()
         except Exception:
@@ -98,6 +101,7 @@ class Execution:
             log.exception("an order could not be ended")
             self._put_back()
         finally:
+            self._state.order_over()
             self._progress.close()
 
     async def _carry_out(self) -> None:
@@ -118,14 +122,48 @@ class Execution:
             return
         await self._end(end)
 
-    async def _over_ranks(self) -> Conclusion:
+    async def _over_ranks(
+        self,
+        command: Command | None = None,
+        *,
+        part: str = "",
+        before_commit: Callable[[], Awaitable[None]] | None = None,
+        rescue: bool = False,
+    ) -> Conclusion:
+        operation_id = self._live.operation.id
+        order = Order(
+            operation_id=f"{operation_id}.{part}" if part else operation_id,
+            command=command or self._errand.command,
+            report=self._progress.note,
+            replace_all=self._state.needs_all_weights,
+        )
+        interrupts = self._interrupts
+        report: Report = self._report_faults if part else self._report
+        if rescue:
+            deadline_at = asyncio.get_running_loop().time() + self._timings.rollback_timeout_s
+            interrupts, report = Interrupts(deadline_at, self._timings), _say_nothing
         return await TwoPhase(
-            self._runtime,
-            self._order,
-            self._interrupts,
-            self._report,
-            self._timings,
+            self._runtime, order, interrupts, report, self._timings, before_commit
         ).run()
+
+    async def _end_requests(self, message: str) -> int:
+        gate = self._state.gate
+        try:
+            ending = self._runtime.abort(None, message)
+            tally = await self._interrupts.guard(ending, cancellable=False)
+        except RuntimeFault as fault:
+            raise OrderFailed(fault_error(fault)) from fault
+        outcomes = list(tally.outcomes.values())
+        if AbortOutcome.FAILED in outcomes:
+            stuck = RuntimeFault("REQUESTS_NOT_ENDED", "some request could not be ended")
+            raise OrderFailed(fault_error(stuck))
+
+        async def until_empty() -> None:
+            while gate.in_flight:
+                await gate.departure()
+
+        await self._interrupts.guard(until_empty(), cancellable=False)
+        return outcomes.count(AbortOutcome.ABORTED)
 
     async def _report(self, report: RankReport) -> None:
         try:
@@ -135,6 +173,12 @@ class Execution:
             # of the operation waits for the store.
             return
 
+    async def _report_faults(self, report: RankReport) -> None:
+        """Of a pause that belongs to the order: that a rank committed it is not that it committed
+        the order."""
+        if report.state not in (RankState.PREPARED, RankState.COMMITTED):
+            await self._report(report)
+
     async def _record(
         self, fact: Fact, change: Change = NO_CHANGE, then: Callable[[], None] | None = None
     ) -> None:
@@ -143,18 +187,37 @@ class Execution:
 
     async def _succeed(self, ending: Ending) -> None:
         seen = await self._state.observe() if ending.change else None
+        verification = Verification.VERIFIED
+        warnings = ending.warnings
+        if not ending.proved or not _shown(ending, seen):
+            verification = Verification.UNVERIFIED
+            warnings = (*warnings, _NOT_PROVED)
 
         def completed(counters: Counters) -> Fact:
-            return Completed(result=ending.result(counters), revision=counters.revision)
+            return Completed(
+                result=ending.result(counters),
+                revision=counters.revision,
+                verification=verification,
+            )
 
         def then() -> None:
             if ending.settle is not None:
                 ending.settle(self._journal.counters, seen)
 
+        for warning in warnings:
+            await self._insist(_warned(warning), NO_CHANGE, None)
+        await self._insist(completed, ending.change, then)
+
+    async def _insist(
+        self,
+        fact_of: Callable[[Counters], Fact],
+        change: Change,
+        then: Callable[[], None] | None,
+    ) -> None:
         self._progress.drop()
         while True:
             try:
-                await self._journal.record(self._live, completed, change=ending.change, then=then)
+                await self._journal.record(self._live, fact_of, change=change, then=then)
             except StoreUnavailable:
                 # Nothing is told that is not written: admission too stays as it was until then.
                 await self._store_is_back()
@@ -193,3 +256,20 @@ class Execution:
     async def _store_is_back(self) -> None:
         self._state.changed()
         await asyncio.sleep(_RETRY_S)
+
+
+async def _say_nothing(_: RankReport) -> None:
+    """Whether a pause could be lifted says nothing about how the order went on the ranks."""
+
+
+def _shown(ending: Ending, seen: Observation | None) -> bool:
+    return ending.shows is None or (seen is not None and ending.shows(seen))
+
+
+def _warned(warning: OperationWarning) -> Callable[[Counters], Fact]:
+    return lambda _: Warned(warning=warning)
+
+
+_NOT_PROVED = OperationWarning(
+    "NOT_VERIFIED", "every rank committed, but not all of it could be read back"
+)

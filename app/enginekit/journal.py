@@ -227,12 +227,19 @@ class Journal:
             live.take(advanced)
         return True
 
-    async def raise_counters(self, change: Change, then: Callable[[], None]) -> None:
-        """An administrative fact changed without an order. Raises StoreUnavailable."""
-        await self._whole(self._raise(change, then))
+    async def raise_counters(
+        self, change: Change, then: Callable[[], None], unless: Callable[[], bool] | None = None
+    ) -> None:
+        """An administrative fact changed without an order. `unless`: asked when it is this write's
+        turn, whether it has become pointless. Raises StoreUnavailable."""
+        await self._whole(self._raise(change, then, unless))
 
-    async def _raise(self, change: Change, then: Callable[[], None]) -> None:
+    async def _raise(
+        self, change: Change, then: Callable[[], None], unless: Callable[[], bool] | None
+    ) -> None:
         async with self._lock:
+            if unless is not None and unless():
+                return
             counters = self.counters.after(change)
             await self._write(lambda: self._store.set_counters(counters))
             self.counters = counters

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -47,6 +47,7 @@ class Timings:
 
     cancel_grace_s: float
     rollback_timeout_s: float
+    straggler_s: float
 
 
 class Interrupts:
@@ -107,7 +108,8 @@ def _look_at(task: asyncio.Task[Any]) -> None:
 
 
 class TwoPhase:
-    """One order's way over the ranks."""
+    """One order's way over the ranks. `before_commit` runs when all have prepared; what it raises
+    ends the order like a fault of the preparation."""
 
     def __init__(
         self,
@@ -116,13 +118,16 @@ class TwoPhase:
         interrupts: Interrupts,
         report: Report,
         timings: Timings,
+        before_commit: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._runtime = runtime
         self._order = order
         self._interrupts = interrupts
         self._report = report
         self._timings = timings
+        self._before_commit = before_commit
         self._unfinished: set[int] = set()
+        self._faults: dict[int, RuntimeFault] = {}  # in the order in which they came
         self._left_behind: set[int] = set()
         self.committing = False
 
@@ -131,15 +136,22 @@ class TwoPhase:
         rollback that is not complete is always OrderFailed with `not_rolled_back`."""
         try:
             await self._phase(self._runtime.prepare, RankState.PREPARED, cancellable=True)
+            if self._before_commit is not None:
+                await self._before_commit()
             self.committing = True
             await self._phase(self._runtime.commit, RankState.COMMITTED, cancellable=False)
             return await self._interrupts.guard(self._conclude(), cancellable=False)
         except _Faults as failed:
             lost = await self._roll_back()
-            raise OrderFailed(self._error(failed.faults, lost), lost) from failed
+            raise OrderFailed(self._error(self._faults, lost), lost) from failed
+        except OrderFailed as failed:  # of what had to come before the commit
+            lost = await self._roll_back()
+            raise OrderFailed(failed.error, (*failed.not_rolled_back, *lost)) from failed
         except (CancelAsked, DeadlinePassed) as interrupted:
             late = self._unfinished & set(self._runtime.ranks)
             lost = await self._roll_back()
+            if self._faults:
+                raise OrderFailed(self._error(self._faults, lost, late), lost) from interrupted
             if lost:
                 raise OrderFailed(self._lost_error(late, lost), lost) from interrupted
             if isinstance(interrupted, DeadlinePassed):
@@ -152,14 +164,14 @@ class TwoPhase:
             raise OrderFailed(self._error(faults, lost), lost) from error
 
     async def _phase(self, step: Step, done: RankState, *, cancellable: bool) -> None:
-        work = self._each_rank(step, done, stop_at_fault=not self.committing)
-        faults = await self._interrupts.guard(work, cancellable=cancellable)
-        if faults:
-            raise _Faults(faults)
+        work = self._each_rank(step, done)
+        await self._interrupts.guard(work, cancellable=cancellable)
+        if self._faults:
+            raise _Faults
 
-    async def _each_rank(
-        self, step: Step, done: RankState, *, stop_at_fault: bool
-    ) -> dict[int, RuntimeFault]:
+    async def _each_rank(self, step: Step, done: RankState) -> None:
+        """Ends with the first fault of a preparation. Others who commit get a little time after a
+        fault, and no more: they may wait for the very rank that failed."""
         ranks = self._runtime.ranks
         self._unfinished = set(ranks)
         at_work = {
@@ -167,21 +179,29 @@ class TwoPhase:
             for rank in ranks
         }
         pending = set(at_work)
-        faults: dict[int, RuntimeFault] = {}
+        patience = None
         try:
-            while pending and not (faults and stop_at_fault):
-                ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            while pending and not (self._faults and not self.committing):
+                ended, pending = await asyncio.wait(
+                    pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not ended:
+                    break
                 for rank, fault in sorted((at_work[task], task.result()) for task in ended):
                     self._unfinished.discard(rank)
                     if fault is None:
                         await self._report(RankReport(rank, done))
                     else:
-                        faults[rank] = fault
+                        self._faults[rank] = fault
                         await self._report(RankReport(rank, RankState.FAILED, fault.message))
+                        patience = self._timings.straggler_s
         finally:
             stuck = await let_go(pending, self._timings.cancel_grace_s)
             self._left_behind = {at_work[task] for task in stuck}
-        return faults
+        if self.committing:
+            for rank in sorted(at_work[task] for task in pending):
+                self._faults[rank] = _LATE
+                await self._report(RankReport(rank, RankState.FAILED, _LATE.message))
 
     async def _one(self, step: Step, rank: int) -> RuntimeFault | None:
         try:
@@ -197,10 +217,12 @@ class TwoPhase:
         try:
             return await self._runtime.conclude(self._order)
         except RuntimeFault as fault:
-            raise _Faults(dict.fromkeys(self._runtime.ranks, fault)) from fault
+            self._faults = dict.fromkeys(self._runtime.ranks, fault)
+            raise _Faults from fault
         except Exception:
             log.exception("the runtime could not conclude an order")
-            raise _Faults(dict.fromkeys(self._runtime.ranks, unexpected())) from None
+            self._faults = dict.fromkeys(self._runtime.ranks, unexpected())
+            raise _Faults from None
 
     async def _roll_back(self) -> tuple[int, ...]:
         """On every rank, whatever each had done. Returns those that are not as before, or of which
@@ -236,14 +258,16 @@ class TwoPhase:
             return FailureEffect.APPLIED_IN_PART
         return FailureEffect.ROLLED_BACK if self.committing else FailureEffect.NONE
 
-    def _error(self, faults: dict[int, RuntimeFault], lost: tuple[int, ...]) -> OperationError:
-        fault = faults[min(faults)]
+    def _error(
+        self, faults: dict[int, RuntimeFault], lost: tuple[int, ...], late: Iterable[int] = ()
+    ) -> OperationError:
+        fault = next(iter(faults.values()))  # the first: others may follow from it
         return OperationError(
             code="UNAVAILABLE" if fault.retryable else "INTERNAL",
             reason=fault.reason,
             message=fault.message,
             retryable=fault.retryable and not lost,
-            ranks=tuple(sorted(set(faults) | set(lost))),
+            ranks=tuple(sorted({*faults, *lost, *late})),
             effect=self._effect(lost),
         )
 
@@ -258,9 +282,10 @@ class TwoPhase:
 
 
 class _Faults(Exception):
-    def __init__(self, faults: dict[int, RuntimeFault]) -> None:
-        super().__init__()
-        self.faults = faults
+    """Some rank failed; which, the `TwoPhase` knows."""
+
+
+_LATE = RuntimeFault("RANK_LATE", "did not commit in time after another rank had failed")
 
 
 def unexpected() -> RuntimeFault:
@@ -276,4 +301,26 @@ def deadline_error(ranks: tuple[int, ...], effect: FailureEffect) -> OperationEr
         retryable=True,
         ranks=ranks,
         effect=effect,
+    )
+
+
+def refusal_error(reason: str, message: str, *, retryable: bool = False) -> OperationError:
+    """The state did not allow the order after all; nothing was done."""
+    return OperationError(
+        code="FAILED_PRECONDITION",
+        reason=reason,
+        message=message,
+        retryable=retryable,
+        effect=FailureEffect.NONE,
+    )
+
+
+def fault_error(fault: RuntimeFault) -> OperationError:
+    """The engine as a whole could not do its part, before any rank was asked."""
+    return OperationError(
+        code="UNAVAILABLE" if fault.retryable else "INTERNAL",
+        reason=fault.reason,
+        message=fault.message,
+        retryable=fault.retryable,
+        effect=FailureEffect.NONE,
     )

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 from app.domain.capabilities import Capabilities, Limits
 from app.domain.facts import EngineFacts
-from app.domain.kinds import NewRequests, OperationKind, RevisionSource
+from app.domain.kinds import (
+    DrainRule,
+    NewRequests,
+    OperationKind,
+    PauseMode,
+    RevisionSource,
+)
 from app.enginekit.carrying_out import CARRYING_OUT
 from app.enginekit.records import Record
 from app.enginekit.runtime import Runtime
@@ -31,6 +37,8 @@ from app.rpc.openengine.v1 import admin_pb2, lora_pb2
 
 # Beside the orders: ending requests is the core Control service's.
 _SERVED = frozenset(CARRYING_OUT) | {OperationKind.ABORT_REQUESTS}
+_DRAINING = frozenset({OperationKind.RELEASE_RESOURCES, OperationKind.RECONFIGURE_SERVING})
+_REST_ON_PAUSES = _DRAINING | {OperationKind.RESTORE_RESOURCES, OperationKind.UPDATE_WEIGHTS}
 
 
 def capabilities_of(runtime: Runtime, settings: KitSettings) -> Capabilities:
@@ -38,6 +46,10 @@ def capabilities_of(runtime: Runtime, settings: KitSettings) -> Capabilities:
     offered = runtime.capabilities()
     operations = offered.operations & _SERVED
     pauses = OperationKind.PAUSE in operations
+    if not pauses:
+        operations -= _REST_ON_PAUSES
+    modes = offered.pause_modes if pauses else frozenset()
+    drains = _drain_rules(modes) if operations & _DRAINING else frozenset()
     # The drain is the kit's own, and so is the power to break it off.
     cancellable = (offered.cancellable | {OperationKind.PAUSE}) & operations
     return replace(
@@ -45,6 +57,7 @@ def capabilities_of(runtime: Runtime, settings: KitSettings) -> Capabilities:
         operations=operations,
         cancellable=cancellable - {OperationKind.ABORT_REQUESTS},
         new_requests=frozenset(NewRequests) if pauses else frozenset(),
+        drain_rules=drains,
         models=runtime.describe().models,
         world_size=len(runtime.ranks),
         limits=Limits(
@@ -58,6 +71,16 @@ def capabilities_of(runtime: Runtime, settings: KitSettings) -> Capabilities:
             max_held_requests=settings.max_held_requests,
         ),
     )
+
+
+def _drain_rules(modes: frozenset[PauseMode]) -> frozenset[str]:
+    """A drain is a pause that the order makes for itself."""
+    rules: set[str] = set()
+    if PauseMode.DRAIN in modes:
+        rules |= {DrainRule.WAIT, DrainRule.REFUSE}
+    if PauseMode.ABORT in modes:
+        rules.add(DrainRule.ABORT)
+    return frozenset(rules)
 
 
 def profile_message(can: Capabilities, state: EngineState) -> admin_pb2.AdminProfile:
@@ -75,7 +98,9 @@ def profile_message(can: Capabilities, state: EngineState) -> admin_pb2.AdminPro
             admin_pb2.ResourceSupport(
                 kind=RESOURCE_KIND.number(kind), content=CONTENT_POLICY.numbers(policies)
             )
-            for kind, policies in sorted(can.resources.items())
+            for kind, policies in sorted(
+                can.resources.items(), key=lambda row: RESOURCE_KIND.number(row[0])
+            )
         ],
         pause_modes=PAUSE_MODE.numbers(can.pause_modes),
         new_requests=NEW_REQUESTS.numbers(can.new_requests),

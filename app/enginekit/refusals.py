@@ -26,6 +26,7 @@ from app.domain.errors import (
     ResourceExhausted,
     RevisionMismatch,
     StalePauseEpoch,
+    StaleReleaseEpoch,
     Unavailable,
     Unimplemented,
 )
@@ -194,6 +195,11 @@ def _metadata(error: ChadburnError) -> dict[str, str]:
         told |= {
             "given_pause_epoch": str(error.given),
             "current_pause_epoch": str(error.current),
+        }
+    if isinstance(error, StaleReleaseEpoch):
+        told |= {
+            "given_release_epoch": str(error.given),
+            "current_release_epoch": str(error.current),
         }
     if isinstance(error, EngineBusy) and isinstance(error, NamedBusy):
         told["idempotency_key"] = error.idempotency_key

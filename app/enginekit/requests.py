@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,7 +11,14 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from app.domain.capabilities import Capabilities
-from app.domain.commands import Command, FlushCaches, Pause, Resume
+from app.domain.commands import (
+    Command,
+    FlushCaches,
+    Pause,
+    ReleaseResources,
+    RestoreResources,
+    Resume,
+)
 from app.domain.errors import (
     FieldFault,
     InvalidArgument,
@@ -19,12 +26,23 @@ from app.domain.errors import (
     UnsupportedOperation,
 )
 from app.domain.idempotency import check_key
-from app.domain.kinds import NewRequests
-from app.enginekit.vocabulary import CACHE_KIND, NEW_REQUESTS, PAUSE_MODE
+from app.domain.kinds import NewRequests, OperationKind, ResourceKind
+from app.enginekit.vocabulary import (
+    CACHE_KIND,
+    CONTENT_POLICY,
+    DRAIN_RULE,
+    NEW_REQUESTS,
+    PAUSE_MODE,
+    RESOURCE_KIND,
+)
 from app.rpc.openengine.v1 import admin_pb2
 
 OrderRequest: TypeAlias = (
-    admin_pb2.FlushCachesRequest | admin_pb2.PauseRequest | admin_pb2.ResumeRequest
+    admin_pb2.FlushCachesRequest
+    | admin_pb2.PauseRequest
+    | admin_pb2.ResumeRequest
+    | admin_pb2.ReleaseResourcesRequest
+    | admin_pb2.RestoreResourcesRequest
 )
 
 
@@ -38,6 +56,17 @@ class ReadOrder:
     expected_revision: int | None
     deadline_ms: int | None
     whole_engine: bool
+
+
+def read_offered(request: OrderRequest, can: Capabilities) -> ReadOrder:
+    """Like `read_order`. What is malformed and not offered anyway is UnsupportedOperation."""
+    try:
+        return read_order(request)
+    except InvalidArgument:
+        kind = KIND_OF[type(request)]
+        if kind in can.operations:
+            raise
+        raise UnsupportedOperation(f"this engine does not offer {kind.value}") from None
 
 
 def read_order(request: OrderRequest) -> ReadOrder:
@@ -68,7 +97,7 @@ def check_target(order: ReadOrder, can: Capabilities) -> None:
         raise _fault("/model", "several models are served: name one, or say whole_engine")
     if not isinstance(order.command, FlushCaches):
         # One gate stands in front of the engine, not one in front of each model.
-        raise UnsupportedOperation("this engine is paused and resumed as a whole: whole_engine")
+        raise UnsupportedOperation("this is done to the engine as a whole: whole_engine")
 
 
 def check_deadline(order: ReadOrder, can: Capabilities) -> int:
@@ -143,10 +172,44 @@ def _resume(request: admin_pb2.ResumeRequest) -> Command:
     return Resume(model=_model(request), pause_epoch=request.pause_epoch)
 
 
+def _resources(numbers: Iterable[int]) -> tuple[ResourceKind, ...]:
+    return tuple(
+        RESOURCE_KIND.read(number, f"/resources/{index}") for index, number in enumerate(numbers)
+    )
+
+
+def _release(request: admin_pb2.ReleaseResourcesRequest) -> Command:
+    return ReleaseResources(
+        model=_model(request),
+        resources=_resources(request.resources),
+        content=CONTENT_POLICY.read(request.content, "/content"),
+        drain=DRAIN_RULE.read(request.drain, "/drain"),
+    )
+
+
+def _restore(request: admin_pb2.RestoreResourcesRequest) -> Command:
+    return RestoreResources(
+        model=_model(request),
+        resources=_resources(request.resources),
+        release_epoch=request.release_epoch,
+    )
+
+
 _READERS: Mapping[type[Message], Callable[[Any], Command]] = {
     admin_pb2.FlushCachesRequest: _flush,
     admin_pb2.PauseRequest: _pause,
     admin_pb2.ResumeRequest: _resume,
+    admin_pb2.ReleaseResourcesRequest: _release,
+    admin_pb2.RestoreResourcesRequest: _restore,
+}
+
+
+KIND_OF: Mapping[type[Message], OperationKind] = {
+    admin_pb2.FlushCachesRequest: OperationKind.FLUSH_CACHES,
+    admin_pb2.PauseRequest: OperationKind.PAUSE,
+    admin_pb2.ResumeRequest: OperationKind.RESUME,
+    admin_pb2.ReleaseResourcesRequest: OperationKind.RELEASE_RESOURCES,
+    admin_pb2.RestoreResourcesRequest: OperationKind.RESTORE_RESOURCES,
 }
 
 

@@ -132,7 +132,11 @@ class EngineServer:
             self._runtime,
             state,
             ExecutionSettings(
-                timings=Timings(settings.cancel_grace_s, settings.rollback_timeout_s),
+                timings=Timings(
+                    cancel_grace_s=settings.cancel_grace_s,
+                    rollback_timeout_s=settings.rollback_timeout_s,
+                    straggler_s=settings.straggler_s,
+                ),
                 progress_interval_s=settings.progress_interval_s,
             ),
             capabilities=self._capabilities,

@@ -62,6 +62,7 @@ class KitSettings:
 
     rollback_timeout_s: float = 30.0  # for all ranks together
     cancel_grace_s: float = 5.0  # how long a cancelled rank may take to let go
+    straggler_s: float = 2.0  # how long ranks may still take to commit after one has failed to
     runtime_timeout_s: float = 5.0  # for each read of the runtime
     probe_timeout_s: float = 15.0
     observe_interval_s: float = 1.0  # how soon a lost rank is noticed

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from app.domain.facts import EngineFacts, PauseFact, WeightsFact
-from app.domain.kinds import Admission, PauseMode, WeightsState
+from app.domain.kinds import Admission, ContentPolicy, PauseMode, ResourceKind, WeightsState
 from app.domain.ranks import RankReport, RankState
 from app.enginekit.admission import AdmissionGate
 from app.enginekit.gate import NewRequestRule
@@ -31,6 +31,9 @@ class HeldPause:
     operation_id: str
     idempotency_key: str
     since: datetime
+
+    def in_force(self, epoch: int, since: datetime) -> HeldPause:
+        return replace(self, epoch=epoch, since=since)
 
 
 class EngineState:
@@ -60,6 +63,12 @@ class EngineState:
         self._observation: Observation | None = None
         self._answers = False
         self._inconsistent: tuple[int, ...] = ()
+        self._missing = False  # weights were discarded, and no update has brought others
+        self._updating = False
+        self._updates_since_flush = 0
+        self._contents: dict[ResourceKind, ContentPolicy] = {}  # of what is released
+        self._order_under_way = False
+        self._moves = 0  # counts what makes an observation that is on its way an old one
         self.changed: Callable[[], None] = lambda: None
 
     # ---- reading ----
@@ -67,14 +76,36 @@ class EngineState:
     @property
     def weights(self) -> WeightsFact:
         seen = self._observation
+        version = seen.weights.version if seen else None
+        return WeightsFact(version, self._weights_state(), self._updates_since_flush)
+
+    def _weights_state(self) -> WeightsState:
+        if self._updating:
+            return WeightsState.UPDATING
         if self._inconsistent:
-            version = seen.weights.version if seen else None
-            return WeightsFact(version, WeightsState.INCONSISTENT)
-        if seen is None:
-            return WeightsFact()
-        if not self._answers:
-            return replace(seen.weights, state=WeightsState.UNKNOWN)
-        return seen.weights
+            return WeightsState.INCONSISTENT
+        if self._missing:
+            return WeightsState.MISSING
+        if self._observation is None or not self._answers:
+            return WeightsState.UNKNOWN
+        return self._observation.weights.state
+
+    @property
+    def needs_all_weights(self) -> bool:
+        """Whether only an update of every parameter makes the weights valid again."""
+        bad = (WeightsState.MISSING, WeightsState.INCONSISTENT)
+        return bool(self._inconsistent) or self._missing or self.observation.weights.state in bad
+
+    @property
+    def released(self) -> frozenset[ResourceKind]:
+        return self.observation.released
+
+    def would_release(self, kind: ResourceKind, content: ContentPolicy) -> bool:
+        """Whether that changes anything. What was preserved can still be discarded."""
+        if kind not in self.released:
+            return True
+        kept = self._contents.get(kind) is ContentPolicy.PRESERVE
+        return kept and content is ContentPolicy.DISCARD
 
     @property
     def observation(self) -> Observation:
@@ -138,15 +169,24 @@ class EngineState:
         Never raises: a runtime that does not answer leaves weights unknown, and a store that
         can't be written leaves the difference for the next time.
         """
+        moves = self._moves
         seen = await self.observe()
-        if seen is None or seen == self._observation:
+        if seen is None or moves != self._moves:
             return
-        first = self._observation is None
+        known = self._observation
+        if known is not None and self._order_under_way:
+            # What an order does is told by its end, all at once.
+            seen = replace(known, ranks=seen.ranks)
+        if seen == known:
+            return
+        found = seen
         try:
-            if first:
-                self._take(seen)
+            if known is None:
+                self._take(found)
             else:
-                await self.journal.raise_counters(REVISION, lambda: self._take(seen))
+                await self.journal.raise_counters(
+                    REVISION, lambda: self._take(found), unless=lambda: moves != self._moves
+                )
         except StoreUnavailable:
             return
 
@@ -194,8 +234,36 @@ class EngineState:
         self.gate.open()
         self._keep(seen)
 
-    def order_ended(self, seen: Observation | None) -> None:
+    def order_began(self) -> None:
+        self._order_under_way = True
+        self._moves += 1
+
+    def order_over(self) -> None:
+        self._order_under_way = False
+        self._moves += 1
+
+    def flushed(self, seen: Observation | None, *, clean: bool) -> None:
+        """`clean`: nothing is left of what earlier weights computed."""
+        if clean:
+            self._updates_since_flush = 0
         self._keep(seen)
+
+    def took_release(
+        self, kinds: tuple[ResourceKind, ...], content: ContentPolicy, seen: Observation | None
+    ) -> None:
+        self._contents |= dict.fromkeys(kinds, content)
+        if content is ContentPolicy.DISCARD:
+            self._missing = self._missing or ResourceKind.WEIGHTS in kinds
+            if ResourceKind.KV_CACHE in kinds:
+                self._updates_since_flush = 0
+        after = self.released | set(kinds)
+        self._keep(replace(seen or self.observation, released=after))
+
+    def took_restore(self, kinds: tuple[ResourceKind, ...], seen: Observation | None) -> None:
+        for kind in kinds:
+            self._contents.pop(kind, None)
+        after = self.released - set(kinds)
+        self._keep(replace(seen or self.observation, released=after))
 
     def became_inconsistent(self, ranks: tuple[int, ...]) -> None:
         """Out of service. In this process nothing proves the ranks equal again but a full update
@@ -205,6 +273,7 @@ class EngineState:
 
     def _keep(self, seen: Observation | None) -> None:
         # What an order changed was counted by the order.
+        self._moves += 1
         self._observation = seen or self._observation
         self._settle()
 

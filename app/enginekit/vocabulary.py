@@ -10,6 +10,7 @@ from app.domain.kinds import (
     Admission,
     CacheKind,
     ContentPolicy,
+    DrainRule,
     EngineRole,
     FailureEffect,
     NewRequests,
@@ -65,6 +66,7 @@ CACHE_KIND = Vocabulary(_w.CacheKind, CacheKind, "CACHE_KIND")
 RESOURCE_KIND = Vocabulary(_w.ResourceKind, ResourceKind, "RESOURCE_KIND")
 CONTENT_POLICY = Vocabulary(_w.ContentPolicy, ContentPolicy, "CONTENT_POLICY")
 PAUSE_MODE = Vocabulary(_w.PauseMode, PauseMode, "PAUSE_MODE")
+DRAIN_RULE = Vocabulary(_w.DrainRule, DrainRule, "DRAIN_RULE")
 NEW_REQUESTS = Vocabulary(_w.NewRequests, NewRequests, "NEW_REQUESTS")
 OPERATION_KIND = Vocabulary(_w.AdminOperationKind, OperationKind, "ADMIN_OPERATION_KIND")
 OPERATION_STATE = Vocabulary(_w.AdminOperationState, OperationState, "ADMIN_OPERATION_STATE")

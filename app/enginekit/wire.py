@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from google.rpc import code_pb2
 
 from app.domain.events import EventType
-from app.domain.kinds import CacheKind, FailureEffect, OperationKind, Verification
+from app.domain.kinds import FailureEffect, OperationKind, Verification
 from app.domain.operation import JsonObject, Operation, OperationEvent, Progress
 from app.domain.ranks import RankReport, RankState
 from app.domain.transitions import error_data
 from app.enginekit.records import Record
+from app.enginekit.results import set_result
 from app.enginekit.vocabulary import (
-    CACHE_KIND,
     FAILURE_EFFECT,
     OPERATION_KIND,
     OPERATION_STATE,
@@ -131,7 +130,7 @@ def _completed(
         revision=revision,
         verification=VERIFICATION.number(verification),
     )
-    _RESULTS[kind](message, cast("dict[str, Any]", result))
+    set_result(message, kind, cast("dict[str, Any]", result))
     return message
 
 
@@ -146,44 +145,3 @@ def _failed(error: JsonObject, revision: int) -> admin_pb2.OperationFailed:
         revision=revision,
         effect=FAILURE_EFFECT.number(FailureEffect(told["effect"])),
     )
-
-
-# ---- results: one row per kind that can be carried out ----
-
-
-def _flushed(message: admin_pb2.OperationCompleted, result: dict[str, Any]) -> None:
-    message.flush_caches.SetInParent()
-    for cache in result["caches"]:
-        message.flush_caches.caches.add(
-            kind=CACHE_KIND.number(CacheKind(cache["kind"])),
-            blocks_freed=cache["blocks_freed"],
-            blocks_in_use=cache["blocks_in_use"],
-        )
-
-
-def _paused(message: admin_pb2.OperationCompleted, result: dict[str, Any]) -> None:
-    message.pause.CopyFrom(
-        admin_pb2.PauseResult(
-            pause_epoch=result["pause_epoch"],
-            requests_finished=result["requests_finished"],
-            requests_aborted=result["requests_aborted"],
-            requests_kept=result["requests_kept"],
-        )
-    )
-
-
-def _resumed(message: admin_pb2.OperationCompleted, result: dict[str, Any]) -> None:
-    message.resume.CopyFrom(
-        admin_pb2.ResumeResult(
-            pause_epoch=result["pause_epoch"],
-            requests_continued=result["requests_continued"],
-            requests_admitted=result["requests_admitted"],
-        )
-    )
-
-
-_RESULTS: Mapping[OperationKind, Callable[[admin_pb2.OperationCompleted, dict[str, Any]], None]] = {
-    OperationKind.FLUSH_CACHES: _flushed,
-    OperationKind.PAUSE: _paused,
-    OperationKind.RESUME: _resumed,
-}

@@ -240,6 +240,23 @@ class Client:
         fields.setdefault("caches", [pb.CACHE_KIND_PREFIX])
         return pb.FlushCachesRequest(**fields)
 
+    def release(
+        self, *resources: str, content: str = "preserve", drain: str = "wait", **fields: Any
+    ) -> pb.ReleaseResourcesRequest:
+        fields.setdefault("idempotency_key", self.key())
+        return pb.ReleaseResourcesRequest(
+            resources=_resources(resources),
+            content=pb.ContentPolicy.Value(f"CONTENT_POLICY_{content.upper()}"),
+            drain=pb.DrainRule.Value(f"DRAIN_RULE_{drain.upper()}"),
+            **fields,
+        )
+
+    def restore(self, *resources: str, epoch: int, **fields: Any) -> pb.RestoreResourcesRequest:
+        fields.setdefault("idempotency_key", self.key())
+        return pb.RestoreResourcesRequest(
+            resources=_resources(resources), release_epoch=epoch, **fields
+        )
+
     async def profile(self) -> pb.AdminProfile:
         return await self.admin.GetAdminProfile(
             pb.GetAdminProfileRequest(), timeout=TIMEOUT_S, metadata=self.admin_metadata
@@ -289,6 +306,10 @@ class Client:
             health_pb2.HealthCheckRequest(service=service), timeout=TIMEOUT_S
         )
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+def _resources(names: tuple[str, ...]) -> list[Any]:
+    return [pb.ResourceKind.Value(f"RESOURCE_KIND_{name.upper()}") for name in names]
 
 
 def _bearer(token: str | None) -> tuple[tuple[str, str], ...]:

@@ -24,6 +24,7 @@ async def ranks3(tmp_path: Path) -> AsyncIterator[EngineDouble]:
         make_engine=lambda: MinimalEngine(world_size=3),
         cancel_grace_s=0.2,
         rollback_timeout_s=0.5,
+        straggler_s=0.2,
     ) as running:
         yield running
 

@@ -15,7 +15,7 @@ from tests.enginekit.minimal_engine import MinimalEngine
 
 pytestmark = pytest.mark.anyio
 
-TIMINGS = Timings(cancel_grace_s=5, rollback_timeout_s=5)
+TIMINGS = Timings(cancel_grace_s=5, rollback_timeout_s=5, straggler_s=5)
 
 
 def interrupts(seconds: float = 60) -> Interrupts:
