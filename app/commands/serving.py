@@ -172,11 +172,15 @@ def check(config: Config = None) -> None:
 def _on_the_ledger(act: Callable[[str], Awaitable[str]], config: Path | None) -> str:
     """Runs one of the functions that take the database's URL and answer its revision."""
 
+    from app.ledger.errors import SchemaBehind
+
     async def run() -> str:
         return await act(_settings(config, {}).ledger_url)
 
     try:
         return asyncio.run(run())
+    except SchemaBehind as error:
+        raise CommandFailed(Exit.REFUSED, f"{error.message}: chadburn db upgrade") from error
     except Unavailable as error:
         raise CommandFailed(Exit.UNREACHABLE, error.message) from error
     except ChadburnError as error:
