@@ -11,7 +11,7 @@ from pathlib import Path
 
 from app.auth.tokens.issuers import TokenProfile
 from app.reference_engine.errors import ReferenceEngineError
-from app.reference_engine.limits import CoreSettings
+from app.reference_engine.limits import DEVICES, CoreSettings
 from app.reference_engine.serving import EngineSettings, ServedEngine, TokenSettings, run_engine
 
 
@@ -44,6 +44,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--max-batched-tokens", type=int, default=usual.max_batched_tokens)
     add("--step-delay-ms", type=int, default=0, help="slept after each step, to be watched")
     add("--torch-threads", type=int, help="default: 1 for small models, else torch's own choice")
+    add("--tensor-parallel-size", type=int, default=1, help="ranks that divide the model")
+    add("--device", choices=DEVICES, default="auto", help="auto: CUDA where there is enough of it")
     add("--stop-grace-s", type=float, default=5.0, help="how long SIGTERM lets requests go on")
     add("--ready-file", type=Path, help="JSON, written once the engine answers")
     return parser

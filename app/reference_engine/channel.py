@@ -8,7 +8,7 @@ rank that does not acknowledge in time counts as lost: nobody can say any more w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from app.reference_engine.errors import OrderRejected, RankLost
@@ -43,14 +43,16 @@ class SocketConnection:
         self._writer.close()
 
 
+# Gives the ranks that are to blame.
+OnOverdue = Callable[["Issued"], Awaitable[tuple[int, ...]]]
+
+
 class Issued:
     """One order in the log and what each rank says to it."""
 
-    def __init__(
-        self, entry: Entry, ranks: tuple[int, ...], on_hung: Callable[[int], None]
-    ) -> None:
+    def __init__(self, entry: Entry, ranks: tuple[int, ...], on_overdue: OnOverdue) -> None:
         self.entry = entry
-        self._on_hung = on_hung
+        self._on_overdue = on_overdue
         loop = asyncio.get_running_loop()
         self._acks: dict[int, asyncio.Future[Result]] = {
             rank: loop.create_future() for rank in ranks
@@ -61,16 +63,25 @@ class Issued:
         """Whether every rank has answered or is lost."""
         return all(ack.done() for ack in self._acks.values())
 
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks that have not answered and are not lost."""
+        return tuple(rank for rank, ack in self._acks.items() if not ack.done())
+
     async def ack(self, rank: int, deadline_s: float) -> Result:
-        """That rank's result. Raises OrderRejected, or RankLost, also when the deadline passes."""
+        """That rank's result. Raises OrderRejected, or RankLost, also when the deadline passes;
+        the ranks it names then are those to blame, which need not be this one."""
         try:
             # Shielded: several callers may wait for the same rank, and one may be cancelled.
             async with asyncio.timeout(deadline_s):
                 return await asyncio.shield(self._acks[rank])
         except TimeoutError:
-            self._on_hung(rank)
+            blamed = await self._on_overdue(self)
+            answer = self._acks[rank]
+            if answer.done() and answer.exception() is None:
+                return answer.result()  # it came while the ranks were being asked
             cause = f"no acknowledgement within {deadline_s:g} s"
-            raise RankLost((rank,), cause) from None
+            raise RankLost(blamed or (rank,), cause) from None
 
     def settle(self, ack: Ack) -> None:
         waiting = self._acks.get(ack.rank)
@@ -94,13 +105,11 @@ class Issued:
 class OrderLog:
     """Numbers orders, sends them, and matches acknowledgements. Lives on one event loop."""
 
-    def __init__(
-        self, connections: dict[int, RankConnection], on_hung: Callable[[int], None]
-    ) -> None:
-        """``on_hung`` is told a rank that missed a deadline, before the waiting caller is."""
+    def __init__(self, connections: dict[int, RankConnection], on_overdue: OnOverdue) -> None:
+        """``on_overdue`` is told an order that missed a deadline, before the waiting caller is."""
         self._connections = connections
         self._ranks = tuple(sorted(connections))
-        self._on_hung = on_hung
+        self._on_overdue = on_overdue
         self._last_index = 0
         self._open: dict[int, Issued] = {}
         self._lost: dict[int, str] = {}
@@ -117,7 +126,7 @@ class OrderLog:
     def issue(self, order: Order) -> Issued:
         """Write an order to the log and send it. Ranks lost before count as lost for it too."""
         self._last_index += 1
-        issued = Issued(Entry(self._last_index, order), self._ranks, self._on_hung)
+        issued = Issued(Entry(self._last_index, order), self._ranks, self._on_overdue)
         frame = encode_frame([issued.entry])
         for rank, cause in self._lost.items():
             issued.lose(rank, cause)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 
-import torch
+import numpy as np
 
 from app.reference_engine import messages as m
 from app.reference_engine.errors import OrderRefused
-from app.reference_engine.model import KvCache, Llama, Span
+from app.reference_engine.holding import Holding
 from app.reference_engine.output import Output
 from app.reference_engine.sampler import NoFiniteLogits, Row, Scored, sample, score
 from app.reference_engine.scheduler import Chunk, Scheduler, Sequence
@@ -23,12 +24,17 @@ class EngineCore:
     """
 
     def __init__(
-        self, scheduler: Scheduler, model: Llama, cache: KvCache, tokenizer: Tokenizer
+        self,
+        scheduler: Scheduler,
+        holding: Holding,
+        tokenizer: Tokenizer,
+        announce: Callable[[m.StepPlan], None] = lambda _plan: None,
     ) -> None:
+        """``announce`` hands each step to the other ranks, before this one begins it."""
         self._scheduler = scheduler
-        self._model = model
-        self._cache = cache
+        self._holding = holding
         self._tokenizer = tokenizer
+        self._announce = announce
         self._outputs: dict[str, Output] = {}
         self._closed_message = ""
         self._batch_sizes = (0, 0)
@@ -54,7 +60,8 @@ class EngineCore:
             case m.ReadLoad():
                 return self._load(), []
             case m.Probe():
-                self._probe()
+                if not bool(np.isfinite(self._holding.probe()).all()):
+                    raise OrderRefused("the model's output is not finite")
                 return m.Done(), []
             case m.Shutdown():
                 return m.Done(), []
@@ -67,8 +74,12 @@ class EngineCore:
         token_ids: list[int] = []
         for chunk in chunks:
             token_ids += chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
-        spans = [Span(chunk.start, chunk.count, chunk.sequence.blocks) for chunk in chunks]
-        rows = self._model.forward(token_ids, spans, self._cache).numpy()
+        spans = [
+            m.StepSpan(chunk.start, chunk.count, tuple(chunk.sequence.blocks)) for chunk in chunks
+        ]
+        plan = m.StepPlan(tuple(token_ids), tuple(spans))
+        self._announce(plan)
+        rows = self._holding.compute(plan)
         self._scheduler.advance(chunks)
         self._steps += 1
         decoding = sum(1 for chunk in chunks if chunk.start >= chunk.sequence.prompt_length)
@@ -148,7 +159,7 @@ class EngineCore:
             self._tokenizer,
             request.prompt_ids,
             request.stopping,
-            self._model.config.eos_token_ids,
+            self._holding.config.eos_token_ids,
         )
         # Let in before the gate closed, but behind it in the log: it ends as the others did.
         if self._scheduler.gate is m.Gate.CLOSED:
@@ -210,12 +221,6 @@ class EngineCore:
             decode_batch_size=decode,
             steps=self._steps,
         )
-
-    def _probe(self) -> None:
-        span = Span(0, 1, (self._cache.scratch_block,))
-        logits = self._model.forward((0,), (span,), self._cache)
-        if not bool(torch.isfinite(logits).all()):
-            raise OrderRefused("the model's output is not finite")
 
     def _take_out(self, sequence: Sequence) -> m.Usage:
         output = self._outputs.pop(sequence.request_id)

@@ -17,6 +17,7 @@ from app.reference_engine.errors import (
     Overloaded,
     RankLost,
     ReferenceEngineError,
+    StartupFailed,
 )
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.supervisor import Supervisor
@@ -36,7 +37,11 @@ class Engine:
         self.settings = settings
         self._streams: dict[str, _Stream] = {}
         self._abandoned: set[asyncio.Task[None]] = set()
+        self._checkpoint: Path
+        self._deadlines: dict[str, float] = {}
         self._supervisor: Supervisor
+        self._starting: asyncio.Task[Supervisor] | None = None
+        self._closed = False
 
     @classmethod
     async def start(
@@ -46,22 +51,32 @@ class Engine:
         *,
         startup_deadline_s: float = 300.0,
         order_deadline_s: float = 60.0,
-        watch_interval_s: float = 5.0,
+        step_deadline_s: float = 60.0,
+        watch_interval_s: float = 1.0,
     ) -> Engine:
-        """Load and start; raises CheckpointError or StartupFailed, with nothing left running."""
+        """Load and start; raises CheckpointError or StartupFailed, with nothing left running.
+        For the deadlines see :meth:`Supervisor.start`."""
         config = await asyncio.to_thread(read_config, checkpoint)
         tokenizer = await asyncio.to_thread(Tokenizer.load, checkpoint)
         engine = cls(config, tokenizer, settings)
-        engine._supervisor = await Supervisor.start(
-            checkpoint,
-            settings,
-            on_report=engine._deliver,
-            on_lost=engine._rank_lost,
-            startup_deadline_s=startup_deadline_s,
-            order_deadline_s=order_deadline_s,
-            watch_interval_s=watch_interval_s,
-        )
+        engine._checkpoint = checkpoint
+        engine._deadlines = {
+            "startup_deadline_s": startup_deadline_s,
+            "order_deadline_s": order_deadline_s,
+            "step_deadline_s": step_deadline_s,
+            "watch_interval_s": watch_interval_s,
+        }
+        engine._supervisor = await engine._start_group()
         return engine
+
+    async def _start_group(self) -> Supervisor:
+        return await Supervisor.start(
+            self._checkpoint,
+            self.settings,
+            on_report=self._deliver,
+            on_lost=self._rank_lost,
+            **self._deadlines,
+        )
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -69,8 +84,14 @@ class Engine:
 
     @property
     def lost(self) -> dict[int, str]:
-        """Ranks that are gone, with the cause. While there is one, nothing is served."""
+        """Ranks that are gone, with the cause: none or all, since they do not go on without one
+        another. While they are gone nothing is served."""
         return self._supervisor.log.lost
+
+    @property
+    def blamed(self) -> tuple[int, ...]:
+        """Of the lost ranks those that were the reason."""
+        return self._supervisor.blamed
 
     @property
     def ready(self) -> m.Ready:
@@ -141,8 +162,34 @@ class Engine:
         """One rank's answer within the order deadline. Raises OrderRejected or RankLost."""
         return await issued.ack(rank, self._supervisor.order_deadline_s)
 
+    async def restart(self, gate: m.Gate = m.Gate.OPEN) -> None:
+        """Start all ranks anew after a loss, with the gate as said; nothing happens without one.
+
+        What the lost ranks had in flight is gone: requests have ended, and the KV cache is empty.
+        Raises StartupFailed, and the ranks stay lost; it may be tried again.
+        """
+        if not self.lost or self._starting is not None:
+            return
+        await self._supervisor.close()
+        self._starting = asyncio.create_task(self._start_group())
+        try:
+            supervisor = await self._starting
+        except asyncio.CancelledError:
+            if not self._closed:
+                self._starting.cancel()
+                raise
+            raise StartupFailed("the engine is shutting down") from None
+        finally:
+            self._starting = None
+        self._supervisor = supervisor
+        if gate is not m.Gate.OPEN:
+            await self.set_gate(m.SetGate(gate=gate))
+
     async def close(self) -> None:
         """End everything. Open streams end with Failed."""
+        self._closed = True
+        if self._starting is not None:
+            self._starting.cancel()
         await self._supervisor.close()
         self._fail_all("the engine is shutting down")
         await asyncio.gather(*self._abandoned)

@@ -119,6 +119,10 @@ class RankLost(ReferenceEngineError):
         super().__init__(f"rank {', '.join(map(str, ranks))} lost: {cause}")
 
 
+class PeerLost(ReferenceEngineError):
+    """Within a rank: another rank of the group is gone, or can not be reached."""
+
+
 class StartupFailed(ReferenceEngineError):
     """A rank did not become ready; the message carries its own last words."""
 

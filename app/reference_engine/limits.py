@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from app.reference_engine.config import ModelConfig
 
 _DEFAULT_KV_TOKENS = 16_384
+DEVICES = ("cpu", "cuda", "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSettings:
     """``kv_blocks`` and ``max_model_len`` None: chosen for the checkpoint. Sizes in tokens,
-    requests or blocks; ``step_delay_ms`` is slept after each step, 0 in earnest."""
+    requests or blocks; ``step_delay_ms`` is slept after each step, 0 in earnest.
+
+    ``tensor_parallel_size`` ranks divide the model among themselves, each a process. ``device`` is
+    cpu, cuda, or auto: CUDA where each rank can have a device of its own."""
 
     block_size: int = 16
     kv_blocks: int | None = None
@@ -22,9 +26,17 @@ class CoreSettings:
     max_batched_tokens: int = 512
     step_delay_ms: int = 0
     torch_threads: int | None = None
+    tensor_parallel_size: int = 1
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_running", "max_waiting", "max_batched_tokens"):
+        for name in (
+            "block_size",
+            "max_running",
+            "max_waiting",
+            "max_batched_tokens",
+            "tensor_parallel_size",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive")
         for name in ("kv_blocks", "max_model_len", "torch_threads"):
@@ -32,6 +44,8 @@ class CoreSettings:
                 raise ValueError(f"{name} must be positive")
         if self.step_delay_ms < 0:
             raise ValueError("step_delay_ms must not be negative")
+        if self.device not in DEVICES:
+            raise ValueError(f"device must be one of {', '.join(DEVICES)}")
         if self.max_batched_tokens < self.max_running:
             raise ValueError("max_batched_tokens must not be below max_running")
 

@@ -42,10 +42,12 @@ class AbortStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """The first message to a rank, before the log begins. ``checkpoint`` is a folder's path."""
+    """The first message to a rank, before the log begins. ``checkpoint`` is a folder's path;
+    ``rendezvous`` a file's, through which several ranks find each other."""
 
     rank: int
     checkpoint: str
+    rendezvous: str
     settings: CoreSettings
 
 
@@ -151,6 +153,31 @@ class Shutdown:
 
 
 Order = Submit | Abort | SetGate | FlushPrefixCache | ReadLoad | Probe | Shutdown
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpan:
+    """The new tokens of one sequence in a step, and the blocks that hold its KV."""
+
+    start: int
+    count: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What the first rank is about to compute; it stands in the log between the entries, and has
+    no number: the other ranks only ever compute along."""
+
+    token_ids: tuple[int, ...]
+    spans: tuple[StepSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Beside the log, from the front end to each rank: are you there, and what are you at?"""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +288,26 @@ class StartFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pong:
+    """``step_age_s``: how long the step that is being computed has taken so far, None between
+    steps. ``waits``: for another rank, not for its own computation."""
+
+    number: int
+    rank: int
+    step_age_s: float | None
+    waits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """The rank's last word: it can not go on. ``by_peer``: because it can not reach another."""
+
+    rank: int
+    message: str
+    by_peer: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """``place`` counts from 1, the likeliest token of the vocabulary."""
 
@@ -327,4 +374,4 @@ class Failed:
 
 
 RequestReport = Tokens | Finished | Failed
-Report = Ack | Ready | StartFailed | RequestReport
+Report = Ack | Ready | StartFailed | Pong | Broken | RequestReport

@@ -1,4 +1,4 @@
-"""The Llama decoder over a paged KV cache, on the CPU in float32.
+"""The Llama decoder over a paged KV cache in float32, whole or one rank's part of it.
 
 One call computes any mix of prompt chunks and single decoding tokens of several sequences. A
 token's result must not depend on what it is computed with (a sampled stream would change with its
@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
-from app.reference_engine.config import LinearScaling, Llama3Scaling, ModelConfig, Rope
-from app.reference_engine.weights import EMBEDDING, FINAL_NORM, LM_HEAD
+from app.reference_engine.collective import Alone, Collective
+from app.reference_engine.config import ModelConfig
+from app.reference_engine.rotary import inverse_frequencies, rotated
+from app.reference_engine.sharding import EMBEDDING, FINAL_NORM, LM_HEAD, Layout
 
 # Below four rows BLAS switches to matrix-vector kernels, which sum in another order.
 _ROW_TILE = 4
 # One full AVX-512 register of floats: reductions over a context have no scalar remainder.
 _CONTEXT_TILE = 16
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,11 @@ class _Linear:
 
     def __call__(self, rows: Tensor) -> Tensor:
         return F.linear(rows, self.weight, self.bias)
+
+    def summed(self, rows: Tensor, group: Collective) -> Tensor:
+        """Where the ranks divide the inputs among themselves: the bias is added once, after."""
+        total = group.sum(F.linear(rows, self.weight))
+        return total if self.bias is None else total + self.bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +81,25 @@ class _Group:
     blocks: Tensor
     mask: Tensor
 
+    def on(self, device: torch.device) -> _Group:
+        return replace(
+            self,
+            rows=self.rows.to(device),
+            blocks=self.blocks.to(device),
+            mask=self.mask.to(device),
+        )
+
 
 class KvCache:
     """Keys and values of all layers, [layer, kv head, block, position in block, head_dim].
 
     One block beyond the pool's stays zero for ever: padded contexts read it. A second one takes
-    the writes of probes.
+    the writes of probes. ``config`` is the local one of a rank that holds a part.
     """
 
-    def __init__(self, config: ModelConfig, blocks: int, block_size: int) -> None:
+    def __init__(
+        self, config: ModelConfig, blocks: int, block_size: int, device: torch.device = CPU
+    ) -> None:
         self.block_size = block_size
         self.null_block = blocks
         self.scratch_block = blocks + 1
@@ -91,8 +110,8 @@ class KvCache:
             block_size,
             config.head_dim,
         )
-        self.keys = torch.zeros(shape)
-        self.values = torch.zeros(shape)
+        self.keys = torch.zeros(shape, device=device)
+        self.values = torch.zeros(shape, device=device)
 
     @staticmethod
     def bytes_per_block(config: ModelConfig, block_size: int) -> int:
@@ -100,56 +119,51 @@ class KvCache:
         return 2 * 4 * config.num_layers * config.num_kv_heads * block_size * config.head_dim
 
 
-def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Radians per position of each rotated pair, [head_dim / 2]."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
-    plain = 1.0 / (rope.theta**exponents)
-    match rope.scaling:
-        case None:
-            return plain
-        case LinearScaling(factor=factor):
-            return plain / factor
-        case Llama3Scaling() as scaling:
-            return _llama3_frequencies(plain, scaling)
-
-
-def _llama3_frequencies(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Long wavelengths divided by the factor, short ones kept, a linear blend between them."""
-    original = scaling.original_max_position_embeddings
-    wavelength = 2 * math.pi / plain
-    width = scaling.high_freq_factor - scaling.low_freq_factor
-    kept = (original / wavelength - scaling.low_freq_factor) / width
-    blended = (1 - kept) * plain / scaling.factor + kept * plain
-    scaled = torch.where(
-        wavelength > original / scaling.low_freq_factor, plain / scaling.factor, plain
-    )
-    between = (wavelength >= original / scaling.high_freq_factor) & (
-        wavelength <= original / scaling.low_freq_factor
-    )
-    return torch.where(between, blended, scaled)
-
-
 class Llama:
     """Weights by their checkpoint names, plus the tables that follow from the configuration.
 
-    ``max_positions`` bounds the positions that may be asked for. Not thread-safe.
+    With a ``layout`` of several ranks the weights are this rank's part, and ``group`` is where the
+    parts meet: all ranks then make the same calls. ``max_positions`` bounds the positions that may
+    be asked for. Not thread-safe.
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Mapping[str, Tensor], max_positions: int
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        max_positions: int,
+        *,
+        layout: Layout | None = None,
+        group: Collective | None = None,
     ) -> None:
-        self.config = config
-        self.weights = dict(weights)
-        self._embedding = self.weights[EMBEDDING]
-        self._final_norm = self.weights[FINAL_NORM]
-        head = EMBEDDING if config.tie_word_embeddings else LM_HEAD
-        self._head = _Linear(self.weights[head], None)
-        self._layers = tuple(self._layer(number) for number in range(config.num_layers))
+        self.layout = layout or Layout(config)
+        self.config = self.layout.local
+        self._group = group or Alone()
+        self._widths = [
+            len(self.layout.part(config.vocab_size, rank)) for rank in range(self.layout.world_size)
+        ]
         positions = torch.arange(max_positions, dtype=torch.float32)
         angles = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim))
         angles = torch.cat((angles, angles), dim=-1)
         self._cos, self._sin = angles.cos(), angles.sin()
         self._scale = config.head_dim**-0.5
+        self._use(weights)
+
+    def with_weights(self, weights: Mapping[str, Tensor]) -> Llama:
+        """The same model with other weights, beside this one; the tables are shared."""
+        other = copy(self)
+        other._use(weights)
+        return other
+
+    def _use(self, weights: Mapping[str, Tensor]) -> None:
+        self.weights = dict(weights)
+        self._embedding = self.weights[EMBEDDING]
+        self._final_norm = self.weights[FINAL_NORM]
+        head = EMBEDDING if self.config.tie_word_embeddings else LM_HEAD
+        self._head = _Linear(self.weights[head], None)
+        self._layers = tuple(self._layer(number) for number in range(self.config.num_layers))
+        self._device = self._embedding.device
+        self._cos, self._sin = self._cos.to(self._device), self._sin.to(self._device)
 
     @property
     def parameters(self) -> int:
@@ -158,10 +172,10 @@ class Llama:
 
     @torch.inference_mode()
     def forward(self, token_ids: Sequence[int], spans: Sequence[Span], cache: KvCache) -> Tensor:
-        """Logits after the last token of each span, float32 [spans, vocabulary].
+        """Logits after the last token of each span, float32 on the CPU, [spans, vocabulary].
 
         ``token_ids`` has the spans' new tokens one after the other. Their keys and values are
-        written to the cache.
+        written to the cache. The first rank alone has all of the vocabulary.
         """
         positions = [at for span in spans for at in range(span.start, span.start + span.count)]
         slots = [
@@ -171,17 +185,18 @@ class Llama:
         ]
         real = len(token_ids)
         padding = -real % _ROW_TILE
-        ids = torch.tensor([*token_ids, *[0] * padding])
-        at = torch.tensor([*positions, *[0] * padding])
+        ids = self._tensor([*token_ids, *[0] * padding])
+        at = self._tensor([*positions, *[0] * padding])
         cos = self._cos[at].unsqueeze(1)
         sin = self._sin[at].unsqueeze(1)
-        slot_of = torch.tensor(slots)
-        groups = _grouped(spans, cache, self.config.num_heads // self.config.num_kv_heads)
-        hidden = self._embedding[ids]
+        slot_of = self._tensor(slots)
+        shared = self.config.num_heads // self.config.num_kv_heads
+        groups = [group.on(self._device) for group in _grouped(spans, cache, shared)]
+        hidden = self._embed(ids)
         for number, layer in enumerate(self._layers):
             normed = self._norm(hidden, layer.attention_norm)
-            query = _rotate(self._heads(layer.query(normed)), cos, sin)
-            key = _rotate(self._heads(layer.key(normed)), cos, sin)
+            query = rotated(self._heads(layer.query(normed)), cos, sin)
+            key = rotated(self._heads(layer.key(normed)), cos, sin)
             value = self._heads(layer.value(normed))
             keys, values = cache.keys[number], cache.values[number]
             keys.flatten(1, 2).index_copy_(1, slot_of, key[:real].transpose(0, 1))
@@ -189,15 +204,28 @@ class Llama:
             attended = torch.zeros_like(query)
             for group in groups:
                 attended[group.rows] = self._attend(query[group.rows], keys, values, group)
-            hidden = hidden + layer.output(attended.flatten(1))
+            hidden = hidden + layer.output.summed(attended.flatten(1), self._group)
             normed = self._norm(hidden, layer.mlp_norm)
-            hidden = hidden + layer.down(F.silu(layer.gate(normed)) * layer.up(normed))
+            inner = F.silu(layer.gate(normed)) * layer.up(normed)
+            hidden = hidden + layer.down.summed(inner, self._group)
         ends = [-1]
         for span in spans:
             ends.append(ends[-1] + span.count)
         last = ends[1:] + [0] * (-len(spans) % _ROW_TILE)
-        normed = self._norm(hidden[torch.tensor(last)], self._final_norm)
-        return self._head(normed)[: len(spans)]
+        normed = self._norm(hidden[self._tensor(last)], self._final_norm)
+        return self._group.join(self._head(normed)[: len(spans)], self._widths).cpu()
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        """Each rank has the rows of its own tokens; the others' are zero, and the sum is exact."""
+        own = self.layout.tokens
+        if len(own) == self.config.vocab_size:
+            return self._embedding[ids]
+        inside = (ids >= own.start) & (ids < own.stop)
+        rows = self._embedding[(ids - own.start).clamp(0, len(own) - 1)]
+        return self._group.sum(rows.masked_fill(~inside.unsqueeze(-1), 0.0))
+
+    def _tensor(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, device=self._device)
 
     def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(rows, (rows.shape[-1],), weight, self.config.rms_norm_eps)
@@ -247,12 +275,6 @@ class Llama:
             up=linear("mlp.up_proj"),
             down=linear("mlp.down_proj"),
         )
-
-
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions in the half-split layout of the Hugging Face checkpoints."""
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def _grouped(spans: Sequence[Span], cache: KvCache, shared: int) -> list[_Group]:

@@ -98,6 +98,7 @@ class ReferenceRuntime:
             name="chadburn-reference",
             version=self._engine_version,
             models=(self._model_name,),
+            tensor_parallel_size=settings.tensor_parallel_size,
             kv_block_size=settings.block_size,
             total_kv_blocks=ready.total_kv_blocks,
             max_running_requests=settings.max_running,
@@ -199,9 +200,8 @@ class ReferenceRuntime:
 
     async def conclude(self, order: Order) -> Conclusion:
         carried = self._carry(order)
-        results = list(carried.results.values())
-        # Ranks of one replica hold the same requests and blocks: the first one's count is theirs.
-        match results[0]:
+        # The first rank schedules for all: its counts are theirs.
+        match carried.results[self.ranks[0]]:
             case m.PrefixFlushed() as flushed:
                 counts = Flushed(CacheKind.PREFIX, flushed.blocks_freed, flushed.blocks_in_use)
                 return Conclusion(flushed=(counts,))

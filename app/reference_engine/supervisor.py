@@ -1,101 +1,44 @@
-"""Starts the ranks, each a process of its own, and knows at any time which of them are alive."""
+"""Watches the ranks of one group, and knows at any time which of them are alive.
+
+The group lives and dies together. A rank is lost when its process ends (noticed at once, by its
+connection), when it says itself that it can not go on, when it does not acknowledge an order in
+time, and when it does not answer a ping or end its step in time. Then the others are killed too:
+what the lost one held can not be had back, and ranks that wait for it in a collective would wait
+for ever.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from app.reference_engine.channel import OrderLog, RankConnection, SocketConnection
-from app.reference_engine.errors import OrderRejected, RankLost, StartupFailed
+from app.reference_engine.channel import Issued, OrderLog, RankConnection
+from app.reference_engine.errors import OrderRejected, RankLost
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.messages import (
     Ack,
+    Broken,
     Failed,
     Finished,
-    ReadLoad,
+    Ping,
+    Pong,
     Ready,
     RequestReport,
     Shutdown,
-    Start,
-    StartFailed,
     Tokens,
 )
-from app.reference_engine.processes import own_environment, own_module
+from app.reference_engine.rank_process import RankProcess, start_group
 from app.reference_engine.wire import MalformedFrame, encode_frame
 
-# Everything here counts ranks; what more than one needs is a first rank that hands the log on.
-_WORLD_SIZE = 1
-_KILL_WAIT_S = 10.0
-
-
-class RankProcess:
-    """One rank's process and connection."""
-
-    def __init__(
-        self, rank: int, process: asyncio.subprocess.Process, connection: SocketConnection
-    ) -> None:
-        self.rank = rank
-        self.process = process
-        self.connection = connection
-
-    @classmethod
-    async def spawn(cls, rank: int) -> RankProcess:
-        """A fresh interpreter that inherits nothing but its end of a socket pair."""
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                process = await asyncio.create_subprocess_exec(
-                    *own_module("app.reference_engine.worker"),
-                    str(theirs.fileno()),
-                    pass_fds=(theirs.fileno(),),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.DEVNULL,
-                    env=own_environment(),
-                )
-            reader, writer = await asyncio.open_connection(sock=ours)
-        except BaseException:
-            ours.close()
-            raise
-        return cls(rank, process, SocketConnection(reader, writer))
-
-    async def ready(self, checkpoint: Path, settings: CoreSettings) -> Ready:
-        """Hand over the settings and wait for the rank to load. Raises StartupFailed."""
-        start = Start(rank=self.rank, checkpoint=str(checkpoint), settings=settings)
-        self.connection.send(encode_frame([start]))
-        try:
-            (first,) = await self.connection.receive()
-        except (EOFError, OSError):
-            code = await self.process.wait()
-            raise StartupFailed(f"rank {self.rank} ended during start-up ({_end(code)})") from None
-        match first:
-            case Ready():
-                return first
-            case StartFailed(message=message):
-                raise StartupFailed(message)
-        raise StartupFailed(f"rank {self.rank} spoke out of turn")
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-
-    async def reap(self) -> int:
-        """Make sure the process is gone and give its exit code; negative is a signal's number."""
-        try:
-            async with asyncio.timeout(_KILL_WAIT_S):
-                return await self.process.wait()
-        except TimeoutError:
-            self.kill()
-            return await self.process.wait()
-        finally:
-            self.connection.close()
+_SHUTDOWN_WAIT_S = 10.0
+# How long ranks are given to show which one of them is the reason, once it is clear that one is.
+_BLAME_WAIT_S = 2.0
+_SILENT = "it stopped answering and was killed"
 
 
 class Supervisor:
-    """All ranks of one engine. A lost rank stays lost: what it held can not be had back, and going
-    on without it would serve wrong results."""
+    """All ranks of one group. A lost group stays lost; an engine starts another one."""
 
     def __init__(
         self,
@@ -105,6 +48,7 @@ class Supervisor:
         on_report: Callable[[RequestReport], None],
         on_lost: Callable[[int, str], None],
         order_deadline_s: float,
+        step_deadline_s: float,
         watch_interval_s: float,
     ) -> None:
         self._processes = {one.rank: one for one in processes}
@@ -112,11 +56,16 @@ class Supervisor:
         self._on_report = on_report
         self._on_lost = on_lost
         self.order_deadline_s = order_deadline_s
+        self._step_deadline_s = step_deadline_s
         connections: dict[int, RankConnection] = {one.rank: one.connection for one in processes}
-        self.log = OrderLog(connections, self._hung)
+        self.log = OrderLog(connections, self._overdue)
+        self._pings = 0
+        self._pongs: dict[tuple[int, int], asyncio.Future[Pong]] = {}
         self._closing = False
-        self._tasks = [asyncio.create_task(self._listen(one)) for one in processes]
-        self._tasks.append(asyncio.create_task(self._watch(watch_interval_s)))
+        self._down = asyncio.Event()
+        self.blamed: tuple[int, ...] = ()
+        self._tasks = {asyncio.create_task(self._listen(one)) for one in processes}
+        self._tasks.add(asyncio.create_task(self._watch(watch_interval_s)))
 
     @classmethod
     async def start(
@@ -128,35 +77,24 @@ class Supervisor:
         on_lost: Callable[[int, str], None],
         startup_deadline_s: float = 300.0,
         order_deadline_s: float = 60.0,
-        watch_interval_s: float = 5.0,
+        step_deadline_s: float = 60.0,
+        watch_interval_s: float = 1.0,
     ) -> Supervisor:
-        """Start every rank or none. ``on_lost`` gets rank and cause, at most once per rank; an
-        order that is not acknowledged within ``order_deadline_s`` makes a rank lost.
+        """Start every rank or none. ``on_lost`` gets rank and cause, once: of the rank that is to
+        blame. Every rank is pinged each ``watch_interval_s``, and is lost when it does not answer
+        within ``step_deadline_s`` or has been at one step for longer; or when it does not
+        acknowledge an order within ``order_deadline_s``.
 
         Raises StartupFailed.
         """
-        processes: list[RankProcess] = []
-        try:
-            async with asyncio.timeout(startup_deadline_s):
-                for rank in range(_WORLD_SIZE):
-                    processes.append(await RankProcess.spawn(rank))
-                ready = await asyncio.gather(
-                    *(one.ready(checkpoint, settings) for one in processes)
-                )
-        except BaseException as error:
-            for one in processes:
-                one.kill()
-            for one in processes:
-                await one.reap()
-            if isinstance(error, TimeoutError):
-                raise StartupFailed(f"not ready within {startup_deadline_s:g} s") from None
-            raise
+        processes, ready = await start_group(checkpoint, settings, startup_deadline_s)
         return cls(
             processes,
             ready,
             on_report=on_report,
             on_lost=on_lost,
             order_deadline_s=order_deadline_s,
+            step_deadline_s=step_deadline_s,
             watch_interval_s=watch_interval_s,
         )
 
@@ -168,7 +106,7 @@ class Supervisor:
         issued = self.log.issue(Shutdown())
         for rank, one in self._processes.items():
             try:
-                await issued.ack(rank, _KILL_WAIT_S)
+                await issued.ack(rank, _SHUTDOWN_WAIT_S)
             except (RankLost, OrderRejected):
                 one.kill()
         for task in self._tasks:
@@ -185,10 +123,7 @@ class Supervisor:
         try:
             while True:
                 for message in await one.connection.receive():
-                    if isinstance(message, Ack):
-                        self.log.settle(message)
-                    elif isinstance(message, Tokens | Finished | Failed):
-                        self._on_report(message)
+                    self._take(one.rank, message)
         except (EOFError, OSError):
             cause = "its process ended"
         except MalformedFrame as error:
@@ -197,31 +132,91 @@ class Supervisor:
             # Whatever ended the listening, nobody may go on waiting for this rank; and it is told
             # before the exit code is known.
             if not self._closing:
-                one.kill()
-                self._lose(one.rank, cause)
+                self._lose_group((one.rank,), cause)
         if not self._closing:
             await one.reap()
 
+    def _take(self, rank: int, message: object) -> None:
+        match message:
+            case Ack():
+                self.log.settle(message)
+            case Tokens() | Finished() | Failed():
+                self._on_report(message)
+            case Pong(number=number):
+                waiting = self._pongs.get((number, rank))
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(message)
+            case Broken():
+                task = asyncio.create_task(self._blame(message))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _blame(self, broken: Broken) -> None:
+        """A rank can not go on. If that is because another one is gone, the other one's end is
+        about to arrive too, and is what has to be told."""
+        if broken.by_peer:
+            try:
+                async with asyncio.timeout(_BLAME_WAIT_S):
+                    await self._down.wait()
+            except TimeoutError:
+                pass
+        self._lose_group((broken.rank,), f"it can not go on: {broken.message}")
+
     async def _watch(self, interval_s: float) -> None:
-        """Ask for something small now and then: a rank that hangs while nobody gives it orders
-        would otherwise keep its requests waiting for ever."""
-        while not self.log.lost:
+        """Look after the ranks also while nobody gives them orders: requests would otherwise wait
+        for ever for one that hangs. Not through the log: an order that takes long is no fault."""
+        limit_s = self._step_deadline_s
+        while not self._down.is_set():
             await asyncio.sleep(interval_s)
-            issued = self.log.issue(ReadLoad())
-            for rank in self.log.ranks:
-                with contextlib.suppress(RankLost):
-                    await issued.ack(rank, self.order_deadline_s)
+            pongs = await self._ping(limit_s)
+            if silent := tuple(rank for rank in self.log.ranks if rank not in pongs):
+                self._lose_group(silent, _SILENT)
+                return
+            stuck = [one for one in pongs.values() if (one.step_age_s or 0.0) > limit_s]
+            if stuck:
+                blamed = [one for one in stuck if not one.waits] or stuck
+                ranks = tuple(sorted(one.rank for one in blamed))
+                self._lose_group(ranks, f"its step took more than {limit_s:g} s and it was killed")
+                return
 
-    def _hung(self, rank: int) -> None:
-        """A rank missed a deadline. It is killed, so that it can not come back half-way."""
-        self._processes[rank].kill()
-        self._lose(rank, "it stopped answering and was killed")
+    async def _ping(self, timeout_s: float) -> dict[int, Pong]:
+        """Ask all ranks what they are at; the answers of those that gave one in time."""
+        self._pings += 1
+        number = self._pings
+        waiting: dict[int, asyncio.Future[Pong]] = {}
+        for rank, one in self._processes.items():
+            waiting[rank] = asyncio.get_running_loop().create_future()
+            self._pongs[number, rank] = waiting[rank]
+            one.connection.send(encode_frame([Ping(number)]))
+        try:
+            await asyncio.wait(waiting.values(), timeout=timeout_s)
+        finally:
+            for rank in waiting:
+                del self._pongs[number, rank]
+        return {rank: pong.result() for rank, pong in waiting.items() if pong.done()}
 
-    def _lose(self, rank: int, cause: str) -> None:
-        if rank not in self.log.lost:
+    async def _overdue(self, issued: Issued) -> tuple[int, ...]:
+        """An order is not acknowledged in time. Says which ranks are to blame; the group is killed,
+        so that none can come back half-way."""
+        if not self._down.is_set():
+            pongs = await self._ping(min(_BLAME_WAIT_S, self._step_deadline_s))
+            missing = issued.missing
+            blamed = [rank for rank in self.log.ranks if rank not in pongs]
+            blamed = blamed or [rank for rank in missing if not pongs[rank].waits]
+            self._lose_group(tuple(blamed or missing), _SILENT)
+        return self.blamed
+
+    def _lose_group(self, blamed: tuple[int, ...], cause: str) -> None:
+        """All ranks are gone from now on, ``blamed`` as the reason why."""
+        if self._down.is_set() or not blamed:
+            return
+        self._down.set()
+        self.blamed = blamed
+        for one in self._processes.values():
+            one.kill()
+        for rank in blamed:
             self.log.lose(rank, cause)
-            self._on_lost(rank, cause)
-
-
-def _end(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+        names = ", ".join(map(str, blamed))
+        for rank in self.log.ranks:
+            self.log.lose(rank, f"it was stopped because rank {names} was lost: {cause}")
+        self._on_lost(blamed[0], cause)

@@ -6,11 +6,11 @@ an order that replaces weights addresses them by the same names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from app.reference_engine.config import ModelConfig, read_json
 from app.reference_engine.errors import (
@@ -20,16 +20,16 @@ from app.reference_engine.errors import (
     TensorMissing,
     TensorUnexpected,
 )
+from app.reference_engine.sharding import EMBEDDING, FINAL_NORM, LM_HEAD, Layout
+from app.reference_engine.tensor_files import Entry, TensorFile
 
-EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
-LM_HEAD = "lm_head.weight"
+__all__ = ["EMBEDDING", "FINAL_NORM", "LM_HEAD", "expected_shapes", "load_part", "load_weights"]
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 # Buffers that older exports wrote although they follow from the configuration.
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
-_LOADABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_LOADABLE = {"F32", "F16", "BF16", "F64"}
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -84,30 +84,68 @@ def safetensors_files(directory: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def load_weights(directory: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
-    """All demanded tensors as float32 on the CPU, checked by name, shape and type."""
-    shapes = expected_shapes(config)
-    weights: dict[str, torch.Tensor] = {}
-    for file in safetensors_files(directory):
-        for name, tensor in _tensors(file):
-            if _is_redundant(name, config):
-                continue
-            if name not in shapes:
-                raise TensorUnexpected(name)
-            weights[name] = checked(name, tensor, shapes)
-    for name in shapes:
-        if name not in weights:
-            raise TensorMissing(name)
-    return weights
+def load_weights(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """All demanded tensors of a checkpoint, whole; see :class:`Collected`."""
+    return load_part(directory, Layout(config))
 
 
-def checked(name: str, tensor: torch.Tensor, shapes: Mapping[str, tuple[int, ...]]) -> torch.Tensor:
-    """``tensor`` as contiguous float32, or :class:`TensorMismatch` naming it."""
-    if tuple(tensor.shape) != shapes[name]:
-        raise TensorMismatch(name, f"of shape {shapes[name]}", f"{tuple(tensor.shape)}")
-    if tensor.dtype not in _LOADABLE:
-        raise TensorMismatch(name, "a plain floating point tensor", str(tensor.dtype))
-    return tensor.to(torch.float32).contiguous()
+def load_part(directory: Path, layout: Layout) -> dict[str, Tensor]:
+    """One rank's part of a checkpoint; only that is read."""
+    collected = Collected(layout)
+    for path in safetensors_files(directory):
+        with TensorFile(path) as file:
+            collected.take_file(file)
+    return collected.complete()
+
+
+class Collected:
+    """Gathers one rank's part of a model, from whatever brings the tensors.
+
+    Tensors become contiguous float32 on the CPU, checked by name, shape and type as they come.
+    ``proceed`` is called before each and may raise to stop the gathering.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        check_finite: bool = False,
+        proceed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._layout = layout
+        self._shapes = expected_shapes(layout.config)
+        self._check_finite = check_finite
+        self._proceed = proceed
+        self._weights: dict[str, Tensor] = {}
+
+    def take_file(self, file: TensorFile) -> None:
+        """Every tensor that the file's own header names."""
+        for name, entry in file.entries().items():
+            self.take(file, name, entry)
+
+    def take(self, file: TensorFile, name: str, entry: Entry) -> None:
+        """Read this rank's part of one tensor. Raises CheckpointError naming it."""
+        self._proceed()
+        if _is_redundant(name, self._layout.config):
+            return
+        if name not in self._shapes or name in self._weights:
+            raise TensorUnexpected(name)
+        if entry.shape != self._shapes[name]:
+            raise TensorMismatch(name, f"of shape {self._shapes[name]}", f"{entry.shape}")
+        if entry.dtype not in _LOADABLE:
+            raise TensorMismatch(name, "a plain floating point tensor", _type_name(entry.dtype))
+        part = file.tensor(entry, self._layout.cut(name)).to(torch.float32)
+        # Each rank looks at its own part: together they have looked at every element.
+        if self._check_finite and not bool(torch.isfinite(part).all()):
+            raise TensorMismatch(name, "finite", "a value that is not a finite number")
+        self._weights[name] = part
+
+    def complete(self) -> dict[str, Tensor]:
+        """In the order of the configuration. Raises TensorMissing."""
+        for name in self._shapes:
+            if name not in self._weights:
+                raise TensorMissing(name)
+        return {name: self._weights[name] for name in self._shapes}
 
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
@@ -116,10 +154,6 @@ def _is_redundant(name: str, config: ModelConfig) -> bool:
     return name.endswith(_DERIVED_SUFFIXES)
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    try:
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 (not a mapping: it has no __iter__)
-                yield name, opened.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointFileInvalid(file, str(error)) from error
+def _type_name(dtype: str) -> str:
+    """The format's word for a type in torch's, where there is one."""
+    return {"I": "int", "U": "uint"}.get(dtype[:1], dtype[:1]) + dtype[1:]

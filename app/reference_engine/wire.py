@@ -21,6 +21,9 @@ MAX_FRAME_BYTES = 64 << 20
 _TYPE_KEY = "@"
 _OTHERS: tuple[type, ...] = (
     messages.Start,
+    messages.Ping,
+    messages.StepPlan,
+    messages.StepSpan,
     CoreSettings,
     messages.Entry,
     messages.GenerationRequest,

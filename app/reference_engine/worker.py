@@ -1,13 +1,12 @@
-"""One rank as a process of its own: ``python -m app.reference_engine.worker FD``.
+"""One rank as a process of its own: ``python -m app.reference_engine.worker FD [PEER …]``.
 
-Its life hangs on the socket it was given. When the front end goes, however it goes, the socket ends
-and so does this process, at once: a reading thread sees it even in the middle of a long step.
+Its life hangs on the socket FD. When the front end goes, however it goes, the socket ends and so
+does this process, at once: a reading thread sees it even in the middle of a long step. PEER are
+sockets too: the first rank's to each of the others, another rank's to the first.
 """
 
 from __future__ import annotations
 
-import os
-import queue
 import signal
 import socket
 import sys
@@ -17,115 +16,116 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.reference_engine import messages as m
-from app.reference_engine.errors import OrderRefused, ReferenceEngineError
-from app.reference_engine.wire import HEADER, decode_body, encode_frame, frame_length
+from app.reference_engine.errors import OrderRefused, PeerLost, ReferenceEngineError
+from app.reference_engine.pulse import Pulse
+from app.reference_engine.rank_connection import Followers, FrontEnd, Inbox, follow, leave
 
 if TYPE_CHECKING:
     from app.reference_engine.core import EngineCore
+    from app.reference_engine.follower import Follower
+
+_FIRST_RANK = 0
 
 
-class _Connection:
-    """The rank's end of the socket pair. Orders are read by a thread, reports are written here."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
-        self._orders: queue.SimpleQueue[m.Entry] = queue.SimpleQueue()
-
-    def receive_start(self) -> m.Start:
-        start = decode_body(self._read_frame())[0]
-        if not isinstance(start, m.Start):
-            raise TypeError(f"expected Start, got {type(start).__name__}")
-        return start
-
-    def start_reading(self) -> None:
-        threading.Thread(target=self._read_orders, name="orders", daemon=True).start()
-
-    def next_order(self, timeout_s: float | None) -> m.Entry | None:
-        """The next order, waiting at most that long (None: until there is one)."""
-        try:
-            if timeout_s is not None and timeout_s <= 0:
-                return self._orders.get_nowait()
-            return self._orders.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-
-    def send(self, reports: list[m.Report]) -> None:
-        try:
-            self._socket.sendall(encode_frame(reports))
-        except OSError:
-            _leave()
-
-    def _read_orders(self) -> None:
-        try:
-            while True:
-                for entry in decode_body(self._read_frame()):
-                    self._orders.put(entry)
-        except (EOFError, OSError):
-            _leave()
-
-    def _read_frame(self) -> bytes:
-        return self._read(frame_length(self._read(HEADER.size)))
-
-    def _read(self, size: int) -> bytes:
-        received = bytearray()
-        while len(received) < size:
-            piece = self._socket.recv(min(size - len(received), 1 << 20))
-            if not piece:
-                raise EOFError
-            received += piece
-        return bytes(received)
-
-
-def _leave() -> None:
-    """End the process without ceremony: there is nobody left to serve, and a thread in the middle
-    of a computation could delay an orderly exit for long."""
-    os._exit(0)
-
-
-def run(connection: _Connection) -> None:
-    """Load, report ready, then alternate between orders and steps until told to stop."""
-    start = connection.receive_start()
-    connection.start_reading()
+def run(front: FrontEnd, inbox: Inbox, peers: list[socket.socket], pulse: Pulse) -> None:
+    """Load, report ready, then work until told to stop."""
+    start = front.receive_start()
+    front.start_reading()
     try:
         # Imported here: a rank can then say on its connection that torch itself will not load.
-        from app.reference_engine.assembly import build_core
+        from app.reference_engine.assembly import build_rank
 
-        core, ready = build_core(Path(start.checkpoint), start.settings, start.rank)
+        rendezvous = Path(start.rendezvous)
+        built = build_rank(Path(start.checkpoint), start.settings, start.rank, rendezvous, pulse)
     except (ReferenceEngineError, ImportError, MemoryError, RuntimeError) as error:
-        connection.send([m.StartFailed(rank=start.rank, message=str(error))])
+        front.send([m.StartFailed(rank=start.rank, message=str(error))])
         return
-    connection.send([ready])
-    delay_s = start.settings.step_delay_ms / 1000
+    try:
+        if start.rank == _FIRST_RANK:
+            followers = Followers(peers, pulse)
+            core = built.core(start.settings, followers.send)
+            front.send([built.ready])
+            lead(front, inbox, followers, core, pulse, start.settings.step_delay_ms / 1000)
+        else:
+            from app.reference_engine.follower import Follower
+
+            (leader,) = peers
+            follow(leader, inbox)
+            front.send([built.ready])
+            compute_along(front, inbox, Follower(built.holding), pulse, start.rank)
+    except (PeerLost, RuntimeError, MemoryError) as error:
+        # Said, not shown by dying: which rank is to blame would otherwise be a race between ends.
+        by_peer = isinstance(error, PeerLost)
+        front.send([m.Broken(rank=start.rank, message=str(error), by_peer=by_peer)])
+        threading.Event().wait()
+    # Whatever the collective's own threads are at, this process has nothing left to wait for.
+    leave()
+
+
+def lead(
+    front: FrontEnd,
+    inbox: Inbox,
+    followers: Followers,
+    core: EngineCore,
+    pulse: Pulse,
+    delay_s: float,
+) -> None:
+    """The first rank: alternate between orders and steps, and hand both on before doing them."""
     next_step_at = time.monotonic()
     while True:
         wait_s = next_step_at - time.monotonic() if core.runnable else None
-        entry = connection.next_order(wait_s)
-        if entry is not None:
-            connection.send(_carry_out(core, entry, start.rank))
+        entry = inbox.next(wait_s)
+        if isinstance(entry, m.Entry):
+            followers.send(entry)
+            front.send(_carry_out(core, entry))
             if isinstance(entry.order, m.Shutdown):
                 return
-        elif reports := core.step():
-            connection.send([*reports])
+            continue
+        with pulse.step():
+            reports = core.step()
+        if reports:
+            front.send([*reports])
             next_step_at = time.monotonic() + delay_s
 
 
-def _carry_out(core: EngineCore, entry: m.Entry, rank: int) -> list[m.Report]:
+def _carry_out(core: EngineCore, entry: m.Entry) -> list[m.Report]:
     """What the order brought about, and then its acknowledgement: when a caller reads that an
     abort is done, the ends of the aborted requests are there already."""
     try:
         result, reports = core.apply(entry.order)
     except OrderRefused as refusal:
-        return [m.Ack(index=entry.index, rank=rank, error=str(refusal))]
-    return [*reports, m.Ack(index=entry.index, rank=rank, result=result)]
+        return [m.Ack(index=entry.index, rank=_FIRST_RANK, error=str(refusal))]
+    return [*reports, m.Ack(index=entry.index, rank=_FIRST_RANK, result=result)]
+
+
+def compute_along(
+    front: FrontEnd, inbox: Inbox, follower: Follower, pulse: Pulse, rank: int
+) -> None:
+    """Any other rank: what stands in the log, in its order."""
+    while True:
+        item = inbox.next(None)
+        if isinstance(item, m.StepPlan):
+            with pulse.step():
+                follower.compute(item)
+        elif item is not None:
+            try:
+                ack = m.Ack(index=item.index, rank=rank, result=follower.apply(item.order))
+            except OrderRefused as refusal:
+                ack = m.Ack(index=item.index, rank=rank, error=str(refusal))
+            front.send([ack])
+            if isinstance(item.order, m.Shutdown):
+                return
 
 
 def main() -> None:
-    """Entry point of the process; the only argument is the number of the inherited socket."""
+    """Entry point of the process; the arguments are numbers of inherited sockets."""
     # The front end alone decides about the end: a Ctrl-C for the group, or a service manager that
     # signals all processes, must not take the rank away while the front end still winds up.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    run(_Connection(socket.socket(fileno=int(sys.argv[1]))))
+    connected, *peers = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    inbox, pulse = Inbox(), Pulse()
+    run(FrontEnd(connected, inbox, pulse), inbox, peers, pulse)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from app.reference_engine.channel import OrderLog
+from app.reference_engine.channel import Issued, OrderLog
 from app.reference_engine.errors import OrderRejected, RankLost
 from app.reference_engine.messages import Ack, Done, Entry, Probe, ReadLoad
 from app.reference_engine.wire import HEADER, decode_body
@@ -27,8 +27,13 @@ class Line:
 class Ranks:
     def __init__(self, count: int) -> None:
         self.lines = {rank: Line() for rank in range(count)}
-        self.hung: list[int] = []
-        self.log = OrderLog(dict(self.lines), self.hung.append)
+        self.overdue: list[int] = []
+        self.log = OrderLog(dict(self.lines), self._blame)
+
+    async def _blame(self, issued: Issued) -> tuple[int, ...]:
+        """The front end's part, which knows more than who did not answer."""
+        self.overdue.append(issued.entry.index)
+        return issued.missing
 
 
 def ack(index: int, rank: int, error: str | None = None) -> Ack:
@@ -77,14 +82,26 @@ async def test_answers_that_nobody_waits_for_are_nothing() -> None:
     assert await issued.ack(0, 1.0) == Done()
 
 
-async def test_a_rank_that_does_not_answer_is_hung_and_only_that_one() -> None:
+async def test_an_order_that_is_overdue_names_who_is_to_blame() -> None:
     ranks = Ranks(2)
     issued = ranks.log.issue(Probe())
     ranks.log.settle(ack(1, 0))
+    assert issued.missing == (1,)
     assert await issued.ack(0, 0.01) == Done()
     with pytest.raises(RankLost, match=r"rank 1 lost: no acknowledgement within 0\.01 s"):
         await issued.ack(1, 0.01)
-    assert ranks.hung == [1]
+    assert ranks.overdue == [1]
+
+
+async def test_an_answer_that_comes_while_ranks_are_blamed_still_counts() -> None:
+    ranks = Ranks(1)
+
+    async def blame(issued: Issued) -> tuple[int, ...]:
+        log.settle(ack(1, 0))
+        return issued.missing
+
+    log = OrderLog(dict(ranks.lines), blame)
+    assert await log.issue(Probe()).ack(0, 0.01) == Done()
 
 
 async def test_lost_rank_fails_what_is_open_and_what_comes() -> None:

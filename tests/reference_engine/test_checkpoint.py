@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from app.reference_engine.assembly import build_core
+from app.reference_engine.assembly import build_rank
 from app.reference_engine.config import parse_config, read_config
 from app.reference_engine.errors import (
     CheckpointError,
@@ -133,7 +133,7 @@ def test_damaged_checkpoint_is_refused_by_name(
 ) -> None:
     damage(checkpoint)
     with pytest.raises(error) as raised:
-        build_core(checkpoint, CoreSettings(), 0)
+        build_rank(checkpoint, CoreSettings())
     assert named in str(raised.value)
 
 
@@ -211,7 +211,7 @@ tiny_model.ensure_tiny_checkpoint(Path({str(tmp_path)!r}), 0)
     visible = [name for name in os.listdir(tmp_path) if not name.startswith(".")]
     assert visible == []
     directory = ensure_tiny_checkpoint(tmp_path, 0)
-    build_core(directory, CoreSettings(), 0)
+    build_rank(directory, CoreSettings())
     assert not (tmp_path / ".making").exists()
 
 
@@ -219,7 +219,7 @@ def test_capacity_follows_from_settings_and_checkpoint(checkpoint: Path) -> None
     edit_config(max_position_embeddings=131_072)(checkpoint)
     config = read_config(checkpoint)
 
-    def capacity(**settings: int) -> tuple[int, int]:
+    def capacity(**settings: Any) -> tuple[int, int]:
         found = capacity_of(CoreSettings(**settings), config)
         return found.kv_blocks, found.max_model_len
 
@@ -238,8 +238,10 @@ def test_capacity_follows_from_settings_and_checkpoint(checkpoint: Path) -> None
         {"step_delay_ms": -1},
         {"max_running": 600},
         {"torch_threads": 0},
+        {"tensor_parallel_size": 0},
+        {"device": "tpu"},
     ],
 )
-def test_settings_that_can_not_work(wrong: dict[str, int]) -> None:
+def test_settings_that_can_not_work(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must"):
         CoreSettings(**wrong)

@@ -10,6 +10,7 @@ import torch
 from app.reference_engine import messages as m
 from app.reference_engine.core import EngineCore
 from app.reference_engine.errors import OrderRefused
+from app.reference_engine.holding import Holding
 from app.reference_engine.kv_cache import BlockPool
 from app.reference_engine.model import KvCache, Llama
 from app.reference_engine.responses import response_of
@@ -31,7 +32,8 @@ def damaged(tiny: Path) -> EngineCore:
     model = Llama(config, {**model.weights, LM_HEAD: head}, 128)
     limits = SchedulerLimits(block_size=16, max_running=4, max_waiting=4, max_batched_tokens=64)
     scheduler = Scheduler(limits, BlockPool(8))
-    return EngineCore(scheduler, model, KvCache(config, 8, 16), Tokenizer.load(tiny))
+    holding = Holding(model, KvCache(config, 8, 16))
+    return EngineCore(scheduler, holding, Tokenizer.load(tiny))
 
 
 def test_damaged_model_fails_its_requests_and_not_the_rank(damaged: EngineCore) -> None:

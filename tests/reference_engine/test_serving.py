@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -39,7 +40,7 @@ STOP, LENGTH, CANCELLED = (
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-def settings(checkpoint: Path, data_dir: Path, **core: int) -> EngineSettings:
+def settings(checkpoint: Path, data_dir: Path, **core: Any) -> EngineSettings:
     return EngineSettings(
         data_dir=data_dir,
         checkpoint=checkpoint,

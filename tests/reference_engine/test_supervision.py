@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[2]
 async def test_dead_rank_is_noticed_at_once(tiny: Path) -> None:
     async with serving(tiny, step_delay_ms=2) as engine:
         asked = [ask(engine, str(n), max_tokens=1000) for n in range(3)]
-        await asked[0].after(1)
+        for one in asked:
+            await one.after(1)
         os.kill(engine.pids[0], signal.SIGKILL)
         for one in asked:
             end = (await one.whole()).end
@@ -67,7 +68,7 @@ async def test_order_that_is_not_acknowledged_makes_the_rank_lost(tiny: Path) ->
 
 
 async def test_hung_rank_is_found_though_nobody_gives_orders(tiny: Path) -> None:
-    async with serving(tiny, step_delay_ms=2, order_deadline_s=0.5, watch_interval_s=0.1) as engine:
+    async with serving(tiny, step_delay_ms=2, step_deadline_s=0.5, watch_interval_s=0.1) as engine:
         asked = await ask(engine, "a", max_tokens=1000).after(1)
         os.kill(engine.pids[0], signal.SIGSTOP)
         assert isinstance((await asked.whole()).end, m.Failed)

@@ -1,0 +1,134 @@
+"""One rank's process as the front end has it, and how a group of them is started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.reference_engine.channel import SocketConnection
+from app.reference_engine.errors import StartupFailed
+from app.reference_engine.limits import CoreSettings
+from app.reference_engine.messages import Ready, Start, StartFailed
+from app.reference_engine.processes import own_environment, own_module
+from app.reference_engine.wire import encode_frame
+
+_KILL_WAIT_S = 10.0
+
+
+class RankProcess:
+    """One rank's process and connection."""
+
+    def __init__(
+        self, rank: int, process: asyncio.subprocess.Process, connection: SocketConnection
+    ) -> None:
+        self.rank = rank
+        self.process = process
+        self.connection = connection
+
+    @classmethod
+    async def spawn(cls, rank: int, peers: Sequence[socket.socket]) -> RankProcess:
+        """A fresh interpreter that inherits nothing but its ends of socket pairs: one with the
+        front end, the others with its ``peers``."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                numbers = [theirs.fileno(), *(peer.fileno() for peer in peers)]
+                process = await asyncio.create_subprocess_exec(
+                    *own_module("app.reference_engine.worker"),
+                    *map(str, numbers),
+                    pass_fds=numbers,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    # Ranks meet on this machine alone; gloo would take whatever address the host
+                    # name has, which need not be reachable, and is nobody else's business.
+                    env={**own_environment(), "GLOO_SOCKET_IFNAME": "lo"},
+                )
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+        return cls(rank, process, SocketConnection(reader, writer))
+
+    async def ready(self, start: Start) -> Ready:
+        """Hand over the settings and wait for the rank to load. Raises StartupFailed."""
+        self.connection.send(encode_frame([start]))
+        try:
+            (first,) = await self.connection.receive()
+        except (EOFError, OSError):
+            code = await self.process.wait()
+            raise StartupFailed(f"rank {self.rank} ended during start-up ({_end(code)})") from None
+        match first:
+            case Ready():
+                return first
+            case StartFailed(message=message):
+                raise StartupFailed(message)
+        raise StartupFailed(f"rank {self.rank} spoke out of turn")
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+
+    async def reap(self) -> int:
+        """Make sure the process is gone and give its exit code; negative is a signal's number."""
+        try:
+            async with asyncio.timeout(_KILL_WAIT_S):
+                return await self.process.wait()
+        except TimeoutError:
+            self.kill()
+            return await self.process.wait()
+        finally:
+            self.connection.close()
+
+
+async def start_group(
+    checkpoint: Path, settings: CoreSettings, deadline_s: float
+) -> tuple[list[RankProcess], list[Ready]]:
+    """Start every rank or none, within the deadline. Raises StartupFailed."""
+    processes: list[RankProcess] = []
+    try:
+        async with asyncio.timeout(deadline_s):
+            # A file in a folder of its own, not a port: nobody else can come first, or come along.
+            with tempfile.TemporaryDirectory(prefix="chadburn-ranks-") as folder:
+                await _spawn_all(processes, settings.tensor_parallel_size)
+                starts = [
+                    Start(
+                        rank=one.rank,
+                        checkpoint=str(checkpoint),
+                        rendezvous=str(Path(folder) / "rendezvous"),
+                        settings=settings,
+                    )
+                    for one in processes
+                ]
+                ready = await asyncio.gather(
+                    *(one.ready(start) for one, start in zip(processes, starts, strict=True))
+                )
+    except BaseException as error:
+        for one in processes:
+            one.kill()
+        for one in processes:
+            await one.reap()
+        if isinstance(error, TimeoutError):
+            raise StartupFailed(f"not ready within {deadline_s:g} s") from None
+        raise
+    return processes, list(ready)
+
+
+async def _spawn_all(processes: list[RankProcess], world_size: int) -> None:
+    """Fills ``processes`` as they come, so that none is forgotten when one can not be started."""
+    pairs = [socket.socketpair() for _ in range(1, world_size)]
+    try:
+        processes.append(await RankProcess.spawn(0, [first for first, _ in pairs]))
+        for rank, (_, other) in enumerate(pairs, start=1):
+            processes.append(await RankProcess.spawn(rank, [other]))
+    finally:
+        for pair in pairs:
+            for end in pair:
+                end.close()
+
+
+def _end(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

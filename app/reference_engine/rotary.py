@@ -1,0 +1,45 @@
+"""Rotary positions: the frequencies that a configuration asks for, and the rotation itself."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from app.reference_engine.config import LinearScaling, Llama3Scaling, Rope
+
+
+def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Radians per position of each rotated pair, [head_dim / 2]."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+    plain = 1.0 / (rope.theta**exponents)
+    match rope.scaling:
+        case None:
+            return plain
+        case LinearScaling(factor=factor):
+            return plain / factor
+        case Llama3Scaling() as scaling:
+            return _llama3_frequencies(plain, scaling)
+
+
+def _llama3_frequencies(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """Long wavelengths divided by the factor, short ones kept, a linear blend between them."""
+    original = scaling.original_max_position_embeddings
+    wavelength = 2 * math.pi / plain
+    width = scaling.high_freq_factor - scaling.low_freq_factor
+    kept = (original / wavelength - scaling.low_freq_factor) / width
+    blended = (1 - kept) * plain / scaling.factor + kept * plain
+    scaled = torch.where(
+        wavelength > original / scaling.low_freq_factor, plain / scaling.factor, plain
+    )
+    between = (wavelength >= original / scaling.high_freq_factor) & (
+        wavelength <= original / scaling.low_freq_factor
+    )
+    return torch.where(between, blended, scaled)
+
+
+def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions in the half-split layout of the Hugging Face checkpoints."""
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cos + torch.cat((-second, first), dim=-1) * sin
