@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
 from pathlib import Path
@@ -47,9 +47,11 @@ class EngineDouble:
         *,
         make_engine: Callable[[], MinimalEngine] = MinimalEngine,
         now: Callable[[], Any] | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         **settings: Any,
     ) -> None:
         self._make_engine = make_engine
+        self._interceptors = tuple(interceptors)
         self._clock = {} if now is None else {"now": now}
         self._settings = {"insecure_loopback": True, "observe_interval_s": 0.1, **settings}
         self._data_dir = data_dir
@@ -68,7 +70,10 @@ class EngineDouble:
         self.engine.calls = self.calls
         settings = KitSettings(data_dir=self._data_dir, **self._settings)
         self._server = EngineServer(
-            self.engine, settings, interceptors=[_Faults(self)], **self._clock
+            self.engine,
+            settings,
+            interceptors=[_Faults(self), *self._interceptors],
+            **self._clock,
         )
         await self._server.start()
         # A later life is found at the same place.

@@ -40,12 +40,12 @@ def _not_applied(told: Told, rank: int) -> None:
 async def killed(trial: Trial) -> None:
     rank = _rank(trial)
     await trial.fault("kill-rank", str(rank))
-    _not_applied(await trial.client.told(trial.order(deadline_ms=20_000)), rank)
     loop = asyncio.get_running_loop()
     until = loop.time() + _NOTICED_S
     while (found := await trial.client.health("openengine.v1.Inference")) == "SERVING":
         expect(loop.time() < until, "Inference NOT_SERVING without one of its ranks", found)
         await asyncio.sleep(0.1)
+    _not_applied(await trial.client.told(trial.order(deadline_ms=20_000)), rank)
 
 
 @case(

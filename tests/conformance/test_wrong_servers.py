@@ -1,0 +1,58 @@
+"""The suite can fail: it catches each engine that is wrong on purpose, by the case named for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.conformance.case import Verdict
+from app.conformance.catalogue import catalogue
+from app.conformance.connection import Listener
+from tests.conformance.faulty import Fault
+from tests.conformance.judging import ids_of, judged, options_for, paced_engine, reasons
+from tests.conformance.wrong_servers import WRONG_SERVERS, WrongServer
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("wrong", WRONG_SERVERS, ids=lambda wrong: wrong.name)
+async def test_it_is_caught(wrong: WrongServer, tmp_path: Path) -> None:
+    fault = wrong.fault()
+    async with paced_engine(
+        tmp_path, make_engine=lambda: wrong.engine(world_size=2), interceptors=[fault]
+    ) as double:
+        fault.double = double
+        options = options_for(
+            double,
+            admin=Listener(address=double.admin_address, token=wrong.token),
+            patience_s=wrong.patience_s,
+        )
+        for id_ in wrong.caught_by:
+            report = await judged(options, id_)
+            failed = ids_of(report, Verdict.FAIL)
+            assert failed == {id_}, reasons(report, wrong.caught_by)
+
+
+# Of a right engine that offers little they are not applicable, and no wrong one is needed to show
+# that they can fail.
+NOT_SHOWN = {"refusal.model-required", "cancel.not-offered", "credentials.of-inference"}
+NOT_OFFERED = ("profiling.", "release.", "update.", "reconfigure.")
+
+
+def test_every_case_can_fail() -> None:
+    caught = {id_ for wrong in WRONG_SERVERS for id_ in wrong.caught_by}
+    ids = {case.id for case in catalogue()}
+    assert caught <= ids
+    unproven = {id_ for id_ in ids - caught - NOT_SHOWN if not id_.startswith(NOT_OFFERED)}
+    assert unproven == set()
+
+
+async def test_nothing_is_caught_where_nothing_is_wrong(tmp_path: Path) -> None:
+    """The faults sit in an interceptor, which by itself changes nothing."""
+    everything = sorted({id_ for wrong in WRONG_SERVERS for id_ in wrong.caught_by})
+    fault = Fault()
+    async with paced_engine(tmp_path, interceptors=[fault]) as double:
+        fault.double = double
+        report = await judged(options_for(double), *everything)
+    assert not ids_of(report, Verdict.FAIL), reasons(report, everything)
