@@ -93,6 +93,9 @@ class ScriptedBackend:
         records_ends: bool = False,
     ) -> None:
         self.sends, self.finds, self.reads = sends or [], finds or [], reads or []
+        self.cancels: list[Exception] = []  # answers to the next requests to cancel
+        self.drain_s = 0.02
+        self.on_the_way: asyncio.Event | None = None  # orders wait for it before they arrive
         self.trace: list[tuple[str, str, str, bool]] = []  # what, order, life, known
         self.effects: Counter[str] = Counter()
         self.ends: dict[str, type[Fact]] = {}
@@ -155,6 +158,8 @@ class ScriptedBackend:
 
     async def carry_out(self, order: Order) -> AsyncGenerator[Fact, None]:
         await asyncio.sleep(0)
+        if self.on_the_way is not None:
+            await self.on_the_way.wait()
         operation_id = order.operation_id
         how: Send = self.sends.pop(0) if self.sends else "fine"
         if how == "lost on the way":
@@ -205,7 +210,7 @@ class ScriptedBackend:
 
     async def _drain(self, operation_id: str, known: Kept) -> None:
         try:
-            async with asyncio.timeout(0.02):
+            async with asyncio.timeout(self.drain_s):
                 await known.cancelled.wait()
         except TimeoutError:
             if not known.ended:
@@ -230,6 +235,8 @@ class ScriptedBackend:
 
     async def cancel(self, engine_operation_id: str, timeout_s: float) -> None:
         await asyncio.sleep(0)
+        if self.cancels:
+            raise self.cancels.pop(0)
         for operation_id, number in self._numbers.items():
             if number == engine_operation_id and operation_id in self.kept:
                 self.kept[operation_id].cancelled.set()

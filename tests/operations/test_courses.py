@@ -14,10 +14,18 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from app.backends.port import EngineRefused, EngineSilent, Silence
 from app.domain.errors import NotCancellable, OperationEnded
 from app.domain.kinds import FailureEffect, OperationState
-from app.domain.operation import Operation
-from app.domain.transitions import Cancelled, Completed, Failed
+from app.domain.operation import Operation, OperationError
+from app.domain.transitions import (
+    Advanced,
+    Cancelled,
+    Completed,
+    Failed,
+    Settled,
+    advance,
+)
 from app.ledger import Ledger
 from app.operations.pace import Pace
 from app.operations.runner import Runner
@@ -210,19 +218,21 @@ class TestParticularWeather:
     def test_an_end_numbered_lower_than_what_was_heard_is_an_end(self, world: World) -> None:
         """The engine lost its last events with its process, and not the order."""
         backend = ScriptedBackend(["drains"])
+        backend.drain_s = 60.0
 
         async def live() -> Operation:
             engine_id = await world.engine(backend)
             operation = await world.gateway.give(DRAIN, engine_id)
-            await world.gateway.until(operation, OperationState.RUNNING)
-            await asyncio.sleep(0.005)
-            kept = backend.kept.get(operation.id)
-            if kept is not None and not kept.ended:
-                del kept.facts[1:]
-                backend.restart(remembers=True)
+            await _heard(world, operation, 2)
+            kept = backend.kept[operation.id]
+            del kept.facts[1:]
+            backend.restart(remembers=True)
+            kept.cancelled.set()  # the stream of the life before ends, without an end
             return await world.gateway.end_of(operation)
 
-        assert world.run(live()).state in (OperationState.FAILED, OperationState.SUCCEEDED)
+        ended = world.run(live())
+        assert ended.state is OperationState.FAILED
+        assert (ended.engine_sequence, ended.error.reason) == (2, "ENGINE_RESTARTED")
 
     def test_an_engine_that_forgets_what_it_took_on_is_not_believed(self, world: World) -> None:
         """The same process says that it does not know an order it had acknowledged."""
@@ -278,6 +288,91 @@ class TestParticularWeather:
 
         known = asyncio.run(live())
         assert known.state is OperationState.RECONCILING
-        reasons = [warning.reason for warning in known.warnings]
-        assert reasons == ["DEADLINE_PASSED", "KEY_EXPIRED"]
+        reasons = {warning.reason for warning in known.warnings}
+        assert reasons == {"DEADLINE_PASSED", "KEY_EXPIRED"}
         assert [what for what, *_ in backend.trace].count("send") == 1
+
+    def test_a_cancelled_order_that_never_arrived_is_not_sent_again(self, world: World) -> None:
+        backend = ScriptedBackend(["lost on the way"])
+        backend.on_the_way = asyncio.Event()
+
+        async def live() -> Operation:
+            engine_id = await world.engine(backend)
+            operation = await world.gateway.give(DRAIN, engine_id)
+            await world.gateway.until(operation, OperationState.RUNNING)
+            await world.gateway.orders.cancel(operation.id, CALLER)
+            assert backend.on_the_way is not None
+            backend.on_the_way.set()
+            return await world.gateway.end_of(operation)
+
+        assert world.run(live()).state is OperationState.CANCELLED
+        assert [what for what, *_ in backend.trace].count("send") == 1
+
+    def test_a_cancellation_is_asked_for_until_it_is_heard(self, world: World) -> None:
+        backend = ScriptedBackend(["drains"])
+        backend.drain_s = 60.0
+        backend.cancels = [EngineSilent(Silence.UNREACHABLE)] * 3
+
+        async def live() -> Operation:
+            engine_id = await world.engine(backend)
+            operation = await world.gateway.give(DRAIN, engine_id)
+            await _heard(world, operation, 2)
+            await world.gateway.orders.cancel(operation.id, CALLER)
+            return await world.gateway.end_of(operation)
+
+        assert world.run(live()).state is OperationState.CANCELLED
+        assert backend.cancels == []
+
+    @pytest.mark.parametrize(
+        ("reason", "warnings"),
+        [("NOT_CANCELLABLE", ["CANCEL_REFUSED"]), ("OPERATION_ENDED", [])],
+    )
+    def test_a_cancellation_that_is_refused_is_told(
+        self, world: World, reason: str, warnings: list[str]
+    ) -> None:
+        backend = ScriptedBackend(["drains"])
+        backend.drain_s = 0.1
+        error = OperationError("FAILED_PRECONDITION", reason, "no")
+        backend.cancels = [EngineRefused(error)]
+
+        async def live() -> Operation:
+            engine_id = await world.engine(backend)
+            operation = await world.gateway.give(DRAIN, engine_id)
+            await _heard(world, operation, 1)
+            await world.gateway.orders.cancel(operation.id, CALLER)
+            return await world.gateway.end_of(operation)
+
+        ended = world.run(live())
+        assert ended.state is OperationState.SUCCEEDED
+        assert [warning.reason for warning in ended.warnings] == warnings
+
+    def test_an_operation_that_somebody_settles_is_let_go(self, world: World) -> None:
+        """Written into the ledger by another process; nothing tells this one."""
+        backend = ScriptedBackend(["lost on the way"])
+
+        async def live() -> int:
+            engine_id = await world.engine(backend)
+            backend.finds = ["silent"] * 10_000
+            operation = await world.gateway.give(DRAIN, engine_id)
+            open_one = await world.gateway.until(operation, OperationState.RECONCILING)
+            fact = Settled(end=OperationState.FAILED, by="ada", message="seen by eye")
+            step = advance(open_one, fact, world.gateway.clock.now())
+            assert isinstance(step, Advanced)
+            await world.gateway.ledger.operations.record(open_one, step)
+            await until(lambda: engine_id not in world.gateway.runner._desks)
+            left = len(backend.finds)
+            await asyncio.sleep(0.05)
+            return left - len(backend.finds)
+
+        assert world.run(live()) == 0
+
+
+async def _heard(world: World, operation: Operation, number: int) -> None:
+    """Until the engine's event of that number is in the ledger."""
+
+    async def heard() -> bool:
+        known = await world.gateway.ledger.operations.get(operation.id)
+        assert known is not None
+        return known.engine_sequence >= number
+
+    await until(heard)

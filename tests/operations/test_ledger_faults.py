@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from app.domain.kinds import OperationState
+from app.domain.kinds import FailureEffect, OperationState
 from app.ledger.errors import LedgerUnavailable
 from app.ledger.values import AuditFilter
 from tests.doubles.engine import EngineDouble
@@ -105,6 +105,20 @@ class TestBeingAway:
         ended = await gateway.end_of(operation)
         assert ended.state is OperationState.SUCCEEDED
         assert len(engine.orders) == 1
+
+    async def test_what_could_not_be_written_in_time_is_not_sent(
+        self, faulty: tuple[Gateway, FaultyLedger], engine: EngineDouble
+    ) -> None:
+        gateway, ledger = faulty
+        ledger.faults["record"] = ["before"] * 5
+        operation = await gateway.give(DRAIN, deadline_ms=1_000)
+        await until(lambda: ledger.failed > 0)
+        gateway.clock.go(60)
+        ended = await gateway.end_of(operation)
+        assert ended.error is not None
+        assert ended.error.reason == "DEADLINE_EXCEEDED"
+        assert ended.error.effect is FailureEffect.NONE
+        assert engine.rpcs["Pause"] == 0
 
     async def test_a_start_in_it_waits(
         self, faulty: tuple[Gateway, FaultyLedger], engine: EngineDouble
