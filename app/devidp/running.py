@@ -131,7 +131,9 @@ class _Server(uvicorn.Server):
 @contextlib.contextmanager
 def _bound(settings: DevIssuerSettings) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
+    # With the protocol named: asyncio turns Nagle's algorithm off only then, and each answer
+    # would wait some 40 ms for an acknowledgement.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
         # The name was only a promise; this is where other machines could or could not connect.

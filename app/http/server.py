@@ -13,12 +13,26 @@ from fastapi import FastAPI
 
 from app.http.closing import Closing
 
+_BACKLOG = 2048
+
 
 def bound(host: str, port: int) -> socket.socket:
     """A listening socket. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, address = found[0]
-    return socket.create_server(address[:2], family=family, backlog=2048)
+    family, kind, _, _, address = found[0]
+    # The protocol is named because asyncio turns Nagle's algorithm off only where it is: without
+    # it each answer on a connection in use waits some 40 ms for an acknowledgement.
+    listener = socket.socket(family, kind, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 class GatewayServer(uvicorn.Server):

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 from filelock import FileLock
+
+from app.http.server import bound
 
 SERVE = """
 import sys
@@ -183,3 +186,13 @@ def test_figures_on_a_listener_of_their_own(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         code, said = refusal(config(tmp_path, metrics_port=port))
     assert (code, "for metrics" in said) == (10, True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_answers_do_not_wait_for_acknowledgements(host: str) -> None:
+    """asyncio turns Nagle's algorithm off only on sockets that name their protocol."""
+    with bound(host, 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+        taken = listener.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            bound(host, taken)
