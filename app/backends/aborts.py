@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from app.backends.endpoint import CLOSED, was_asked_to_stop
 from app.backends.port import EngineRefused
 from app.backends.status_map import for_the_log, refusal_of
 from app.domain.commands import AbortRequests
@@ -83,6 +84,10 @@ def all_unverified(command: AbortRequests) -> Completed:
 async def _one(request: lifecycle_pb2.AbortRequest, send: Send) -> _Reply:
     try:
         response = await send(request)
+    except CLOSED as closed:
+        if was_asked_to_stop(closed):
+            raise
+        return _Reply(AbortOutcome.UNVERIFIED)
     except grpc.aio.AioRpcError as error:
         refusal = refusal_of(error)
         if refusal is None:

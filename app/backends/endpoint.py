@@ -24,6 +24,17 @@ _LOOK_AGAIN_S = 0.02
 Metadata = tuple[tuple[str, str], ...]
 
 
+CLOSED = (asyncio.CancelledError, grpc.aio.UsageError)
+"""What gRPC raises in a call whose channel is closed under it: a registration was changed."""
+
+
+def was_asked_to_stop(raised: BaseException) -> bool:
+    """Whether a cancellation is meant for this task, and is not the channel's."""
+    task = asyncio.current_task()
+    asked = task is not None and task.cancelling() > 0
+    return isinstance(raised, asyncio.CancelledError) and asked
+
+
 class NotKnownThere(Exception):
     """The engine itself says that it does not know what was asked for."""
 
@@ -55,6 +66,10 @@ class Endpoint:
             left_s = max(ends_at - loop.time(), 0.001)
             try:
                 return await call(channel, {"timeout": left_s, "metadata": metadata})
+            except CLOSED as closed:
+                if was_asked_to_stop(closed):
+                    raise
+                raise EngineSilent(Silence.UNREACHABLE) from closed
             except grpc.aio.AioRpcError as error:
                 if status_map.is_unknown_operation(error):
                     raise NotKnownThere from error

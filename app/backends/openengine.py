@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from app.backends import aborts, letters, readings, status_map
-from app.backends.endpoint import Endpoint, NotKnownThere
+from app.backends.endpoint import CLOSED, Endpoint, NotKnownThere, was_asked_to_stop
 from app.backends.port import (
     Discovery,
     EngineRefused,
@@ -156,6 +156,10 @@ class OpenEngineBackend:
         stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
         try:
             await stub.CancelOperation(wanted, timeout=timeout_s, metadata=metadata)
+        except CLOSED as closed:
+            if was_asked_to_stop(closed):
+                raise
+            raise EngineSilent(Silence.UNREACHABLE) from closed
         except grpc.aio.AioRpcError as error:
             silent = self._admin.failed(error)
             refusal = status_map.refusal_of(error)

@@ -71,7 +71,10 @@ async def order_stream(
         raise EngineRefused(no_way(silent)) from silent
     left_s = (order.deadline_at - now()).total_seconds()
     longest_s = (left_s if left_s > 0 else limits.attached_s) + limits.settle_s
-    call = _open(channel, kind, request, longest_s, metadata)
+    try:
+        call = _open(channel, kind, request, longest_s, metadata)
+    except grpc.aio.UsageError as closed:  # the channel, a moment ago: nothing was sent
+        raise EngineRefused(no_way(EngineSilent(Silence.UNREACHABLE))) from closed
     heard = 0
     engine_operation_id = ""
     try:
@@ -116,6 +119,8 @@ async def _next(
     try:
         while True:
             await asyncio.wait({reading}, timeout=limits.idle_s)
+            if reading.cancelled():
+                raise OutcomeLost("the connection to the engine was closed")
             if reading.done():
                 event = reading.result()
                 if event is grpc.aio.EOF:

@@ -14,7 +14,7 @@ import pytest
 
 from app.backends.channels import UNARY_TIMEOUT_S, DeadlineInterceptor
 from app.backends.credentials import Credentials, CredentialSettings, TlsFiles
-from app.backends.port import EngineRefused, EngineSilent, Silence
+from app.backends.port import EngineRefused, EngineSilent, OutcomeLost, Silence
 from app.backends.reach import ReachPolicy
 from app.backends.registry import Backends
 from app.clock import SystemClock
@@ -304,3 +304,40 @@ def in_two_loops() -> None:
 
     assert asyncio.run(once()) == 7
     assert asyncio.run(once()) == 7
+
+
+class TestChangesUnderWay:
+    """A registration that is changed closes the channel of the one before, also under a call."""
+
+    async def test_a_stream_is_lost_and_nothing_is_cancelled(self, engine: ScriptedEngine) -> None:
+        known = backends()
+        address = f"127.0.0.1:{engine.port}"
+        facts = known.of(registration(address)).carry_out(order())
+        await anext(facts)
+        waiting = asyncio.ensure_future(anext(facts))
+        await asyncio.sleep(0.05)
+        known.of(registration(address, generation=2))
+        with pytest.raises(OutcomeLost):
+            await waiting
+        await known.close()
+
+    async def test_a_read_has_no_answer(self, engine: ScriptedEngine) -> None:
+        known = backends()
+        address = f"127.0.0.1:{engine.port}"
+        backend = known.of(registration(address))
+        await backend.discover(2.0)
+        engine.answering.clear()
+        waiting = asyncio.ensure_future(backend.discover(5.0))
+        await asyncio.sleep(0.05)
+        known.of(registration(address, generation=2))
+        with pytest.raises(EngineSilent):
+            await waiting
+        await known.close()
+
+    async def test_a_backend_that_was_closed_opens_again(self, engine: ScriptedEngine) -> None:
+        """Whoever still holds it gets an answer, or at least none that is wrong."""
+        known = backends()
+        backend = known.of(registration(f"127.0.0.1:{engine.port}"))
+        await known.close()
+        assert (await backend.discover(2.0)).facts.revision == 7
+        await backend.close()

@@ -12,6 +12,7 @@ import pytest
 from app.domain.commands import AbortRequests, Command
 from app.domain.kinds import FailureEffect, OperationState, Verification
 from app.domain.operation import Operation
+from app.operations.registering import EngineChange
 from tests.doubles.engine import EngineDouble, Fault, running_engine
 from tests.enginekit.minimal_engine import hang
 from tests.enginekit.minimal_engine import until as released_by
@@ -407,6 +408,20 @@ class TestLeases:
         await gateway.end_of(abort)
         await gateway.orders.cancel(drain.id, CALLER)
         assert (await gateway.end_of(drain)).state is _S.CANCELLED
+
+
+class TestChangesOfTheRegister:
+    async def test_an_order_outlives_a_change_of_its_engines_registration(
+        self, gateway: Gateway, engine: EngineDouble
+    ) -> None:
+        go = asyncio.Event()
+        engine.engine.script("prepare", released_by(go))
+        operation = await gateway.give(DRAIN)
+        await until(lambda: engine.orders)
+        await gateway.fleet.change("e1", EngineChange(labels={"pool": "b"}), 1, CALLER)
+        go.set()
+        assert (await gateway.end_of(operation)).state is _S.SUCCEEDED
+        assert len(engine.orders) == 1
 
 
 class TestManyEngines:
