@@ -63,7 +63,7 @@ class AdminService(admin_pb2_grpc.OpenEngineAdminServicer):
     async def UpdateWeights(  # type: ignore[override]
         self, request: admin_pb2.UpdateWeightsRequest, context: Any
     ) -> None:
-        await _not_offered(OperationKind.UPDATE_WEIGHTS, context)
+        await self._order(request, context)
 
     async def StartProfile(
         self, request: admin_pb2.StartProfileRequest, context: Any

@@ -11,12 +11,12 @@ from typing import cast
 
 from app.domain.commands import FlushCaches
 from app.domain.kinds import CacheKind, OperationKind
-from app.domain.operation import JsonValue
-from app.enginekit.errands import Ending, Errand
+from app.enginekit.errands import Ending, Errand, flushed_rows
 from app.enginekit.pausing import pause, resume
 from app.enginekit.records import NO_CHANGE, REVISION, Counters
 from app.enginekit.releasing import release, restore
-from app.enginekit.runtime import Flushed, Observation
+from app.enginekit.runtime import Observation
+from app.enginekit.updating import update_weights
 
 
 async def flush_caches(errand: Errand) -> Ending:
@@ -39,21 +39,11 @@ async def flush_caches(errand: Errand) -> Ending:
     )
 
 
-def flushed_rows(flushed: list[Flushed]) -> list[JsonValue]:
-    return [
-        {
-            "kind": cache.kind.value,
-            "blocks_freed": cache.blocks_freed,
-            "blocks_in_use": cache.blocks_in_use,
-        }
-        for cache in flushed
-    ]
-
-
 CARRYING_OUT: Mapping[OperationKind, Callable[[Errand], Awaitable[Ending]]] = {
     OperationKind.FLUSH_CACHES: flush_caches,
     OperationKind.PAUSE: pause,
     OperationKind.RESUME: resume,
     OperationKind.RELEASE_RESOURCES: release,
     OperationKind.RESTORE_RESOURCES: restore,
+    OperationKind.UPDATE_WEIGHTS: update_weights,
 }

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
 from app.domain.commands import Command
-from app.domain.operation import JsonObject, Operation, OperationWarning, Progress
+from app.domain.operation import JsonObject, JsonValue, Operation, OperationWarning, Progress
 from app.domain.transitions import Fact
 from app.enginekit.phases import Interrupts
 from app.enginekit.records import NO_CHANGE, Change, Counters
-from app.enginekit.runtime import Conclusion, Observation
+from app.enginekit.runtime import Conclusion, Flushed, Observation
 from app.enginekit.state import EngineState
 
 
@@ -72,3 +72,14 @@ class Errand:
     report: Callable[[Progress], None]
     undo: Callable[[], None] | None = None
     undo_change: Change = field(default=NO_CHANGE)
+
+
+def flushed_rows(flushed: Iterable[Flushed]) -> list[JsonValue]:
+    return [
+        {
+            "kind": cache.kind.value,
+            "blocks_freed": cache.blocks_freed,
+            "blocks_in_use": cache.blocks_in_use,
+        }
+        for cache in flushed
+    ]

@@ -249,6 +249,7 @@ class Execution:
                 return
 
     def _put_back(self) -> None:
+        self._state.update_failed()
         undo, self._errand.undo = self._errand.undo, None
         if undo is not None:
             undo()

@@ -12,6 +12,7 @@ from app.domain.kinds import (
     OperationKind,
     PauseMode,
     RevisionSource,
+    WeightSourceKind,
 )
 from app.enginekit.carrying_out import CARRYING_OUT
 from app.enginekit.records import Record
@@ -58,6 +59,8 @@ def capabilities_of(runtime: Runtime, settings: KitSettings) -> Capabilities:
         cancellable=cancellable - {OperationKind.ABORT_REQUESTS},
         new_requests=frozenset(NewRequests) if pauses else frozenset(),
         drain_rules=drains,
+        weight_sources=offered.weight_sources - {WeightSourceKind.SESSION},
+        weight_sessions=frozenset(),
         models=runtime.describe().models,
         world_size=len(runtime.ranks),
         limits=Limits(

@@ -177,8 +177,10 @@ def status_of_fault(fault: RuntimeFault) -> status_pb2.Status:
 
 
 def field_path(pointer: str) -> str:
-    """`/caches/0` to `caches[0]`: the path of a field in a message, as BadRequest names it."""
-    return re.sub(r"\.(\d+)", r"[\1]", pointer.removeprefix("/").replace("/", "."))
+    """`/caches/0` to `caches[0]`: the path of a field in a message, as BadRequest names it. The
+    source of weights is a oneof, whose name is no part of a path."""
+    inside = re.sub(r"^/source(?=/)", "", pointer)
+    return re.sub(r"\.(\d+)", r"[\1]", inside.removeprefix("/").replace("/", "."))
 
 
 def _metadata(error: ChadburnError) -> dict[str, str]:

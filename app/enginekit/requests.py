@@ -35,6 +35,7 @@ from app.enginekit.vocabulary import (
     PAUSE_MODE,
     RESOURCE_KIND,
 )
+from app.enginekit.weight_requests import read_update
 from app.rpc.openengine.v1 import admin_pb2
 
 OrderRequest: TypeAlias = (
@@ -43,6 +44,7 @@ OrderRequest: TypeAlias = (
     | admin_pb2.ResumeRequest
     | admin_pb2.ReleaseResourcesRequest
     | admin_pb2.RestoreResourcesRequest
+    | admin_pb2.UpdateWeightsRequest
 )
 
 
@@ -187,6 +189,10 @@ def _release(request: admin_pb2.ReleaseResourcesRequest) -> Command:
     )
 
 
+def _update(request: admin_pb2.UpdateWeightsRequest) -> Command:
+    return read_update(request, _model(request))
+
+
 def _restore(request: admin_pb2.RestoreResourcesRequest) -> Command:
     return RestoreResources(
         model=_model(request),
@@ -201,6 +207,7 @@ _READERS: Mapping[type[Message], Callable[[Any], Command]] = {
     admin_pb2.ResumeRequest: _resume,
     admin_pb2.ReleaseResourcesRequest: _release,
     admin_pb2.RestoreResourcesRequest: _restore,
+    admin_pb2.UpdateWeightsRequest: _update,
 }
 
 
@@ -210,6 +217,7 @@ KIND_OF: Mapping[type[Message], OperationKind] = {
     admin_pb2.ResumeRequest: OperationKind.RESUME,
     admin_pb2.ReleaseResourcesRequest: OperationKind.RELEASE_RESOURCES,
     admin_pb2.RestoreResourcesRequest: OperationKind.RESTORE_RESOURCES,
+    admin_pb2.UpdateWeightsRequest: OperationKind.UPDATE_WEIGHTS,
 }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app.domain.kinds import CacheKind, OperationKind, ResourceKind
-from app.enginekit.vocabulary import CACHE_KIND, RESOURCE_KIND
+from app.domain.kinds import CacheKind, Component, OperationKind, ResourceKind
+from app.enginekit.vocabulary import CACHE_KIND, COMPONENT, RESOURCE_KIND
 from app.rpc.openengine.v1 import admin_pb2
 
 Result = dict[str, Any]
@@ -92,10 +92,33 @@ def _restored(message: admin_pb2.OperationCompleted, result: Result) -> None:
     )
 
 
+def _updated(message: admin_pb2.OperationCompleted, result: Result) -> None:
+    message.update_weights.CopyFrom(
+        admin_pb2.UpdateWeightsResult(
+            weight_version=result["weight_version"],
+            previous_weight_version=result["previous_weight_version"],
+            evidence=[
+                admin_pb2.RankEvidence(
+                    rank=one["rank"],
+                    tensors=one["tensors"],
+                    bytes=one["bytes"],
+                    sha256=bytes.fromhex(one["sha256"]),
+                )
+                for one in result["evidence"]
+            ],
+            confirmed=[COMPONENT.number(Component(name)) for name in result["confirmed"]],
+            unconfirmed=[COMPONENT.number(Component(name)) for name in result["unconfirmed"]],
+            flushed=_flushed_caches(result["flushed"]),
+            updates_since_flush=result["updates_since_flush"],
+        )
+    )
+
+
 _RESULTS: Mapping[OperationKind, Callable[[admin_pb2.OperationCompleted, Result], None]] = {
     OperationKind.FLUSH_CACHES: _flushed,
     OperationKind.PAUSE: _paused,
     OperationKind.RESUME: _resumed,
     OperationKind.RELEASE_RESOURCES: _released,
     OperationKind.RESTORE_RESOURCES: _restored,
+    OperationKind.UPDATE_WEIGHTS: _updated,
 }

@@ -242,6 +242,24 @@ class EngineState:
         self._order_under_way = False
         self._moves += 1
 
+    def update_began(self) -> None:
+        self._updating = True
+        self._settle()
+
+    def update_failed(self) -> None:
+        """Weights are what they were before, or inconsistent."""
+        self._updating = False
+        self._settle()
+
+    def updated(self, version: str, updates_since_flush: int, seen: Observation | None) -> None:
+        """Every rank has committed, which makes an end of what was wrong with the weights; what the
+        runtime then says of them holds, but for the version, which is the one ordered."""
+        self._updating = self._missing = False
+        self._inconsistent = ()
+        self._updates_since_flush = updates_since_flush
+        after = seen or replace(self.observation, weights=WeightsFact(None, WeightsState.VALID))
+        self._keep(replace(after, weights=replace(after.weights, version=version)))
+
     def flushed(self, seen: Observation | None, *, clean: bool) -> None:
         """`clean`: nothing is left of what earlier weights computed."""
         if clean:

@@ -9,6 +9,9 @@ from app.domain.errors import FieldFault, InvalidArgument
 from app.domain.kinds import (
     Admission,
     CacheKind,
+    CachePolicy,
+    CollectiveBackend,
+    Component,
     ContentPolicy,
     DrainRule,
     EngineRole,
@@ -19,6 +22,7 @@ from app.domain.kinds import (
     PauseMode,
     ResourceKind,
     RevisionSource,
+    TensorDtype,
     Verification,
     WeightsState,
 )
@@ -68,6 +72,10 @@ CONTENT_POLICY = Vocabulary(_w.ContentPolicy, ContentPolicy, "CONTENT_POLICY")
 PAUSE_MODE = Vocabulary(_w.PauseMode, PauseMode, "PAUSE_MODE")
 DRAIN_RULE = Vocabulary(_w.DrainRule, DrainRule, "DRAIN_RULE")
 NEW_REQUESTS = Vocabulary(_w.NewRequests, NewRequests, "NEW_REQUESTS")
+CACHE_POLICY = Vocabulary(_w.CachePolicy, CachePolicy, "CACHE_POLICY")
+COMPONENT = Vocabulary(_w.Component, Component, "COMPONENT")
+TENSOR_DTYPE = Vocabulary(_w.TensorDtype, TensorDtype, "TENSOR_DTYPE")
+COLLECTIVE_BACKEND = Vocabulary(_w.CollectiveBackend, CollectiveBackend, "COLLECTIVE_BACKEND")
 OPERATION_KIND = Vocabulary(_w.AdminOperationKind, OperationKind, "ADMIN_OPERATION_KIND")
 OPERATION_STATE = Vocabulary(_w.AdminOperationState, OperationState, "ADMIN_OPERATION_STATE")
 RANK_STATE = Vocabulary(_w.RankState, RankState, "RANK_STATE")

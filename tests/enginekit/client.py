@@ -257,9 +257,35 @@ class Client:
             resources=_resources(resources), release_epoch=epoch, **fields
         )
 
+    def update(
+        self,
+        version: str = "v2",
+        *,
+        pause: str | None = None,
+        cache: str = "flush",
+        **fields: Any,
+    ) -> pb.UpdateWeightsRequest:
+        """`pause`: the mode of a pause of its own; None: under the pause that is in force."""
+        fields.setdefault("idempotency_key", self.key())
+        if not {"disk", "tensors", "distributed", "session"} & set(fields):
+            fields["disk"] = pb.DiskWeights(path="/models/new")
+        if "under_pause" not in fields and pause is None:
+            fields["under_pause"] = pb.UnderPause()
+        if pause is not None:
+            fields["pause"] = pb.PauseAround(mode=pb.PauseMode.Value(f"PAUSE_MODE_{pause.upper()}"))
+        return pb.UpdateWeightsRequest(
+            weight_version=version,
+            cache_policy=pb.CachePolicy.Value(f"CACHE_POLICY_{cache.upper()}"),
+            **fields,
+        )
+
     async def profile(self) -> pb.AdminProfile:
+        # An engine that is back may be behind a channel that still waits to try it again.
         return await self.admin.GetAdminProfile(
-            pb.GetAdminProfileRequest(), timeout=TIMEOUT_S, metadata=self.admin_metadata
+            pb.GetAdminProfileRequest(),
+            timeout=TIMEOUT_S,
+            metadata=self.admin_metadata,
+            wait_for_ready=True,
         )
 
     async def admission(self) -> str:

@@ -11,15 +11,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.domain.capabilities import Capabilities
-from app.domain.commands import ReleaseResources, RestoreResources
+from app.domain.commands import ReleaseResources, RestoreResources, UpdateWeights
 from app.domain.kinds import (
     CacheKind,
+    CachePolicy,
+    Component,
     ContentPolicy,
     OperationKind,
     PauseMode,
     ResourceKind,
+    WeightSourceKind,
 )
-from app.enginekit.runtime import Conclusion, Observation, Order, RankBytes
+from app.domain.weight_sources import DiskWeights
+from app.enginekit.runtime import (
+    Conclusion,
+    Flushed,
+    Observation,
+    Order,
+    RankBytes,
+    RankEvidence,
+    RuntimeFault,
+)
 from tests.enginekit.minimal_engine import MinimalEngine
 
 BYTES = {
@@ -42,11 +54,23 @@ class FullEngine(MinimalEngine):
         super().__init__(world_size=world_size, **options)
         self.held = dict.fromkeys(self.ranks, RankState())
         self.frozen_view: Observation | None = None  # what it goes on saying, whatever it does
+        self.confirms: frozenset[Component] | None = None  # components, where it can't for all
+        self.silent: set[int] = set()  # ranks without evidence
+        self.prepared: dict[tuple[str, int], str] = {}
         self._earlier: dict[tuple[str, int], RankState] = {}
         self._lean = self.offered
         self.offered = Capabilities(
             operations=self._lean.operations
-            | {OperationKind.RELEASE_RESOURCES, OperationKind.RESTORE_RESOURCES},
+            | {
+                OperationKind.RELEASE_RESOURCES,
+                OperationKind.RESTORE_RESOURCES,
+                OperationKind.UPDATE_WEIGHTS,
+            },
+            cancellable=frozenset({OperationKind.UPDATE_WEIGHTS}),
+            weight_sources=frozenset(WeightSourceKind),
+            weight_sessions=frozenset({"disk"}),
+            cache_policies=frozenset(CachePolicy),
+            components=frozenset({Component.TARGET, Component.DRAFT}),
             cache_kinds=frozenset({CacheKind.PREFIX}),
             pause_modes=frozenset(PauseMode),
             resources=dict.fromkeys(ResourceKind, frozenset(ContentPolicy)),
@@ -63,6 +87,16 @@ class FullEngine(MinimalEngine):
             released=first.released,
         )
 
+    async def prepare(self, order: Order, rank: int) -> None:
+        await super().prepare(order, rank)
+        match order.command:
+            case UpdateWeights(weight_version=version, source=DiskWeights(path=path)):
+                if path == "/part" and order.replace_all:
+                    raise RuntimeFault("PARTIAL_UPDATE", "some parameters are not there")
+                self.prepared[order.operation_id, rank] = version
+            case UpdateWeights(weight_version=version):
+                self.prepared[order.operation_id, rank] = version
+
     async def commit(self, order: Order, rank: int) -> None:
         await super().commit(order, rank)
         before = self.held[rank]
@@ -71,6 +105,10 @@ class FullEngine(MinimalEngine):
                 after = replace(before, released=before.released | set(kinds))
             case RestoreResources(resources=kinds):
                 after = replace(before, released=before.released - set(kinds))
+            case UpdateWeights(cache_policy=policy):
+                after = replace(before, version=self.prepared.pop((order.operation_id, rank)))
+                if policy is CachePolicy.FLUSH:
+                    self.cached_blocks = 0
             case _:
                 return
         self._earlier[order.operation_id, rank] = before
@@ -78,6 +116,7 @@ class FullEngine(MinimalEngine):
 
     async def rollback(self, order: Order, rank: int) -> None:
         await super().rollback(order, rank)
+        self.prepared.pop((order.operation_id, rank), None)
         before = self._earlier.pop((order.operation_id, rank), None)
         if before is not None:
             self.held[rank] = before
@@ -88,12 +127,26 @@ class FullEngine(MinimalEngine):
                 concluded = Conclusion(memory=self._memory(kinds, given_back=True))
             case RestoreResources(resources=kinds):
                 concluded = Conclusion(memory=self._memory(kinds, given_back=False))
+            case UpdateWeights(cache_policy=policy):
+                flushed = (Flushed(CacheKind.PREFIX, 3, 0),)
+                concluded = Conclusion(
+                    evidence=self.evidence(),
+                    components=self.confirms,
+                    flushed=flushed if policy is CachePolicy.FLUSH else (),
+                )
             case _:
                 return await super().conclude(order)
         await self._step("conclude", order, -1)
         for rank in self.ranks:
             self._earlier.pop((order.operation_id, rank), None)
         return concluded
+
+    def evidence(self) -> tuple[RankEvidence, ...]:
+        return tuple(
+            RankEvidence(rank, 7, 1000, checksum(rank, self.held[rank].version))
+            for rank in self.ranks
+            if rank not in self.silent
+        )
 
     def _memory(
         self, kinds: tuple[ResourceKind, ...], *, given_back: bool

@@ -185,7 +185,7 @@ async def test_what_this_engine_does_not_offer_is_unimplemented(tmp_path: Path) 
     def lean() -> MinimalEngine:
         engine = MinimalEngine()
         engine.offered = Capabilities(
-            operations=frozenset({OperationKind.PAUSE, OperationKind.UPDATE_WEIGHTS}),
+            operations=frozenset({OperationKind.PAUSE, OperationKind.SHUTDOWN}),
             pause_modes=frozenset({PauseMode.ABORT}),
         )
         return engine
