@@ -9,8 +9,6 @@ import pytest
 from tests.e2e.driving import Gateway, Talk, talk
 from tests.e2e.processes import Demo, cleaned
 
-pytest_plugins = ("tests.postgres",)
-
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:

@@ -51,7 +51,8 @@ async def test_a_deadlock_is_settled_without_the_callers(database: Database) -> 
         database.write(lambda write: cross(write, 1, 2)),
         database.write(lambda write: cross(write, 2, 1)),
     )
-    assert tries == 3, "one of them was taken back and run again"
+    # On a busy machine the second try can meet the other one once more.
+    assert tries >= 3, "one of them was taken back and run again"
 
     async def sums(write: Write) -> int:
         return int((await write.connection.execute(text("SELECT sum(n) FROM two"))).scalar_one())
