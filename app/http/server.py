@@ -56,6 +56,7 @@ class GatewayServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 lifespan="off",
+                ws="none",
                 log_config=None,
                 access_log=False,
                 proxy_headers=False,  # the application's own layer, with its own list

@@ -389,3 +389,14 @@ async def test_secrets_sent_anywhere_come_back_nowhere(logged: io.StringIO, gate
     assert CANARY not in everything
     assert token not in everything
     assert token.rpartition(".")[2] not in everything
+
+
+async def test_an_upgrade_to_a_websocket_is_not_taken_up(gate: Gateway) -> None:
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    assert (await gate.http.get("/v1/events", headers=upgrade)).status_code == 401
+    assert (await gate.get("/v1/engines", **upgrade)).status_code == 200
