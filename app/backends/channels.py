@@ -13,6 +13,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
+from urllib.parse import quote
 
 import grpc
 
@@ -165,7 +166,9 @@ class Line:
         address = self._address
         if address.socket:
             self._reach.check_socket(address.socket)
-            return f"unix:{address.socket}"
+            # gRPC reads a URI. Unquoted, `%2e%2e` would be judged as a name and used as `..`, and
+            # a `?` would end the path.
+            return f"unix:{quote(address.socket)}"
         literals: tuple[str, ...] = (address.host,)
         if address.ip is None:
             async with asyncio.timeout(_RESOLVE_TIMEOUT_S):

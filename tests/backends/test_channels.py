@@ -149,6 +149,30 @@ class TestSockets:
         await known.close()
         await engine.stop()
 
+    @pytest.mark.parametrize("path", ["in/%2e%2e/out.sock", "in/%2E%2E/out.sock", "in/e?x"])
+    async def test_a_path_is_used_as_it_was_judged(self, tmp_path: Path, path: str) -> None:
+        """gRPC takes URIs: what was judged to be a file's name must not become a way out."""
+        (tmp_path / "in").mkdir()
+        engine = ScriptedEngine()
+        await engine.start(address=f"unix:{tmp_path}/out.sock")
+        (tmp_path / "in" / "e").symlink_to(tmp_path / "out.sock")
+        known = backends(reach=ReachPolicy(socket_dirs=(str(tmp_path / "in"),)))
+        with pytest.raises(EngineSilent):
+            await known.of(registration(f"unix:{tmp_path}/{path}")).discover(1.0)
+        assert engine.metadata == []
+        await known.close()
+        await engine.stop()
+
+    async def test_a_socket_of_an_odd_name(self, tmp_path: Path) -> None:
+        engine = ScriptedEngine()
+        address = await engine.start(address=f"unix:{tmp_path}/plain.sock")
+        (tmp_path / "plain.sock").rename(tmp_path / "50%?#.sock")
+        known = backends(reach=ReachPolicy(socket_dirs=(str(tmp_path),)))
+        odd = address.replace("plain", "50%?#")
+        assert (await known.of(registration(odd)).discover(2.0)).facts.revision == 7
+        await known.close()
+        await engine.stop()
+
 
 class TestCredentials:
     async def test_a_bearer_is_shown_with_every_call(
