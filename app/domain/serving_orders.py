@@ -7,8 +7,14 @@ from typing import cast
 
 from app.domain.capabilities import Capabilities
 from app.domain.command import Command, fault, frozen_requests, refuse_frozen, refuse_released
-from app.domain.errors import ProfileRunning, RequestsInFlight, WeightsNotValid
-from app.domain.facts import EngineFacts
+from app.domain.errors import (
+    LoraExists,
+    ProfileRunning,
+    RequestsInFlight,
+    UnknownLora,
+    WeightsNotValid,
+)
+from app.domain.facts import EngineFacts, LoraFact
 from app.domain.kinds import (
     DrainRule,
     EngineRole,
@@ -172,7 +178,14 @@ class LoadLora(Command):
         )
 
     def check_state(self, facts: EngineFacts) -> None:
+        """Also raises LoraExists."""
         refuse_released(facts.released & {ResourceKind.WEIGHTS})
+        for lora in facts.loras:
+            if lora.name == self.name and not self._means(lora):
+                raise LoraExists("an adapter of that name is loaded from elsewhere: unload it")
+
+    def _means(self, lora: LoraFact) -> bool:
+        return self.path == lora.path and self.id in (0, lora.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +204,11 @@ class UnloadLora(Command):
         return cls(
             model=cast("str | None", document.get("model")), name=cast("str", document["name"])
         )
+
+    def check_state(self, facts: EngineFacts) -> None:
+        """Raises UnknownLora."""
+        if all(lora.name != self.name for lora in facts.loras):
+            raise UnknownLora("no adapter of that name is loaded")
 
 
 def _check_name(name: str) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Any, NoReturn
+from typing import Any
 
 from app.domain.capabilities import Capabilities
-from app.domain.errors import FieldFault, InvalidArgument, UnsupportedOperation
-from app.domain.kinds import OperationKind
+from app.domain.errors import FieldFault, InvalidArgument
 from app.enginekit.auth import Callers
 from app.enginekit.desk import OrderDesk
 from app.enginekit.profile import profile_message
+from app.enginekit.profile_calls import ProfileCalls
 from app.enginekit.refusals import answering
 from app.enginekit.requests import OrderRequest, read_offered
 from app.enginekit.state import EngineState
@@ -34,6 +34,7 @@ class AdminService(admin_pb2_grpc.OpenEngineAdminServicer):
         self._state = state
         self._callers = callers
         self._capabilities = capabilities
+        self._profiles = ProfileCalls(desk, state, capabilities)
 
     async def FlushCaches(  # type: ignore[override]
         self, request: admin_pb2.FlushCachesRequest, context: Any
@@ -68,17 +69,19 @@ class AdminService(admin_pb2_grpc.OpenEngineAdminServicer):
     async def StartProfile(
         self, request: admin_pb2.StartProfileRequest, context: Any
     ) -> admin_pb2.StartProfileResponse:
-        return await _not_offered(OperationKind.PROFILE, context)
+        async with answering(context):
+            return await self._profiles.start(request, self._callers.actor())
 
     async def StopProfile(
         self, request: admin_pb2.StopProfileRequest, context: Any
     ) -> admin_pb2.StopProfileResponse:
-        return await _not_offered(OperationKind.PROFILE, context)
+        async with answering(context):
+            return await self._profiles.stop(request)
 
     async def ReconfigureServing(  # type: ignore[override]
         self, request: admin_pb2.ReconfigureServingRequest, context: Any
     ) -> None:
-        await _not_offered(OperationKind.RECONFIGURE_SERVING, context)
+        await self._order(request, context)
 
     async def GetOperation(
         self, request: admin_pb2.GetAdminOperationRequest, context: Any
@@ -116,12 +119,6 @@ class AdminService(admin_pb2_grpc.OpenEngineAdminServicer):
             async with aclosing(self._desk.follow(operation_id)) as told:
                 async for record, event in told:
                     await context.write(event_message(record, event))
-
-
-async def _not_offered(kind: OperationKind, context: Any) -> NoReturn:
-    """No runtime port for it yet, hence in no profile: refused before it is even read."""
-    async with answering(context):
-        raise UnsupportedOperation(f"this engine does not offer {kind.value}")
 
 
 def _missing(field: str, detail: str) -> InvalidArgument:

@@ -11,8 +11,10 @@ from typing import cast
 
 from app.domain.commands import FlushCaches
 from app.domain.kinds import CacheKind, OperationKind
+from app.enginekit.adapters import load_lora, unload_lora
 from app.enginekit.errands import Ending, Errand, flushed_rows
 from app.enginekit.pausing import pause, resume
+from app.enginekit.reconfiguring import reconfigure
 from app.enginekit.records import NO_CHANGE, REVISION, Counters
 from app.enginekit.releasing import release, restore
 from app.enginekit.runtime import Observation
@@ -46,4 +48,7 @@ CARRYING_OUT: Mapping[OperationKind, Callable[[Errand], Awaitable[Ending]]] = {
     OperationKind.RELEASE_RESOURCES: release,
     OperationKind.RESTORE_RESOURCES: restore,
     OperationKind.UPDATE_WEIGHTS: update_weights,
+    OperationKind.RECONFIGURE_SERVING: reconfigure,
+    OperationKind.LOAD_LORA: load_lora,
+    OperationKind.UNLOAD_LORA: unload_lora,
 }

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf import struct_pb2
 
 from app.domain.errors import FieldFault, InvalidArgument, UnsupportedOperation
 from app.domain.kinds import AbortOutcome, Admission, WeightsState
+from app.enginekit.adapter_calls import AdapterCalls
 from app.enginekit.admission import AdmissionGate
 from app.enginekit.auth import Callers
 from app.enginekit.refusals import (
@@ -23,7 +24,15 @@ from app.enginekit.refusals import (
     UnsupportedFeature,
     answering,
 )
-from app.enginekit.runtime import EngineDescription, Feature, Load, Runtime, RuntimeFault
+from app.enginekit.relaying import closing
+from app.enginekit.runtime import (
+    EngineDescription,
+    Feature,
+    KvEventRuntime,
+    Load,
+    Runtime,
+    RuntimeFault,
+)
 from app.enginekit.state import EngineState
 from app.enginekit.vocabulary import ENGINE_ROLE
 from app.enginekit.wire import nanos
@@ -54,6 +63,7 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
         state: EngineState,
         callers: Callers,
         *,
+        adapters: AdapterCalls,
         admin: bool,
         now: Callable[[], datetime],
         timeout_s: float,
@@ -63,6 +73,7 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
         self._state = state
         self._gate: AdmissionGate = state.gate
         self._callers = callers
+        self._adapters = adapters
         self._admin = admin
         self._now = now
         self._timeout_s = timeout_s
@@ -273,38 +284,51 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
         if not known or owner != self._callers.owner():
             raise UnknownRequest("you have no request of that id")
 
-    # ---- what no runtime offers yet ----
+    # ---- adapters ----
 
     async def LoadLora(
         self, request: lora_pb2.LoadLoraRequest, context: Any
     ) -> lora_pb2.LoadLoraResponse:
-        return await self._not_offered("adapters", context, admin=True)
+        async with answering(context):
+            self._only_admin("adapters")
+            return await self._adapters.load(request, self._callers.actor())
 
     async def UnloadLora(
         self, request: lora_pb2.UnloadLoraRequest, context: Any
     ) -> lora_pb2.UnloadLoraResponse:
-        return await self._not_offered("adapters", context, admin=True)
+        async with answering(context):
+            self._only_admin("adapters")
+            return await self._adapters.unload(request, self._callers.actor())
 
     async def ListLoras(
         self, request: lora_pb2.ListLorasRequest, context: Any
     ) -> lora_pb2.ListLorasResponse:
-        return await self._not_offered("adapters", context)
+        async with answering(context):
+            return await self._adapters.list()
+
+    # ---- cache events ----
 
     async def GetKvEventSources(
         self, request: kv_pb2.GetKvEventSourcesRequest, context: Any
     ) -> kv_pb2.GetKvEventSourcesResponse:
-        return await self._not_offered("cache events", context)
+        async with answering(context):
+            return await self._ask(self._kv_events().kv_event_sources(request), self._timeout_s)
 
     async def SubscribeKvEvents(  # type: ignore[override]
         self, request: kv_pb2.SubscribeKvEventsRequest, context: Any
     ) -> None:
-        await self._not_offered("cache events", context)
-
-    async def _not_offered(self, what: str, context: Any, *, admin: bool = False) -> NoReturn:
         async with answering(context):
-            if admin:
-                self._only_admin(what)
-            raise UnsupportedOperation(f"this engine does not offer {what}")
+            runtime = self._kv_events()
+            # The events carry the tokens of everybody's prompts.
+            self._only_admin("subscribing to cache events")
+            async with closing(runtime.kv_events(request)) as told:
+                async for event in told:
+                    await context.write(event)
+
+    def _kv_events(self) -> KvEventRuntime:
+        if not isinstance(self._runtime, KvEventRuntime):
+            raise UnsupportedOperation("this engine does not offer cache events")
+        return self._runtime
 
     # ---- shared ----
 

@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from datetime import timedelta
 from typing import Any
 
 from app.domain.capabilities import Capabilities
-from app.domain.commands import Command, ReleaseResources, check_revision
-from app.domain.errors import NotCancellable, OperationEnded, RequestsInFlight, UnknownOperation
+from app.domain.commands import (
+    Command,
+    ReconfigureServing,
+    ReleaseResources,
+    StartProfile,
+    check_revision,
+)
+from app.domain.errors import (
+    NotCancellable,
+    OperationEnded,
+    ProfileRunning,
+    ProfilingRefused,
+    RequestsInFlight,
+    UnknownOperation,
+)
 from app.domain.idempotency import KeyRecord, replay_of
-from app.domain.kinds import Admission, DrainRule, OperationState
+from app.domain.kinds import Admission, DrainRule, OperationKind, OperationState
 from app.domain.operation import Actor, Operation, OperationEvent
 from app.domain.transitions import CancelRequested
 from app.enginekit.execution import Execution, ExecutionSettings
 from app.enginekit.journal import Journal, LiveOperation
 from app.enginekit.phases import Interrupts
+from app.enginekit.profiling import ProfileRun
 from app.enginekit.records import Record
 from app.enginekit.refusals import NamedBusy, Stopping
 from app.enginekit.requests import ReadOrder, check_deadline, check_target
-from app.enginekit.runtime import Runtime
+from app.enginekit.runtime import ProfilerRuntime, Runtime
 from app.enginekit.state import EngineState
+
+_K = OperationKind
+_SINGLE_FLIGHT = frozenset({_K.RECONFIGURE_SERVING, _K.LOAD_LORA, _K.UNLOAD_LORA})
+_NOT_TO_BE_PROFILED = frozenset(
+    {_K.RELEASE_RESOURCES, _K.RESTORE_RESOURCES, _K.RECONFIGURE_SERVING}
+)
 
 
 class OrderDesk:
@@ -44,6 +64,7 @@ class OrderDesk:
         self._accepting = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._interrupts: dict[str, Interrupts] = {}
+        self._profiles: dict[str, ProfileRun] = {}
         self._stopping = False
 
     # ---- taking on ----
@@ -69,10 +90,13 @@ class OrderDesk:
                 return earlier
             if self._stopping:
                 raise Stopping("the engine is stopping")
-            deadline_ms = await self._judge(order)
+            deadline_ms, joined = await self._judge(order)
+            if joined is not None:
+                return joined
             return await self._accept(order, actor, deadline_ms)
 
-    async def _judge(self, order: ReadOrder) -> int:
+    async def _judge(self, order: ReadOrder) -> tuple[int, str | None]:
+        """The deadline that holds, and the running operation that is this very order already."""
         can, command = self._capabilities(), order.command
         command.check_supported(can)
         check_target(order, can)
@@ -81,16 +105,42 @@ class OrderDesk:
         facts = self._state.facts()
         check_revision(order.expected_revision, facts)
         command.check_state(facts)
-        self._check_in_flight(command)
+        joined = self._join(command)
+        if joined is None:
+            self._check_in_flight(command)
+        return deadline_ms, joined
+
+    def _join(self, command: Command) -> str | None:
+        """Raises NamedBusy, ProfileRunning or ProfilingRefused where something is in the way."""
         running = self._journal.running_exclusive()
-        if running is not None and command.kind.exclusive:
-            raise NamedBusy(operation_id=running.operation.id, idempotency_key=running.key)
-        return deadline_ms
+        if isinstance(command, StartProfile):
+            self.check_profiling()
+            running = self._journal.running_profile()
+            if running is None:
+                return None
+            if running.operation.request == command.document():
+                return running.operation.id
+            text = "another profile is running"
+            raise ProfileRunning(text, operation_id=running.operation.id)
+        if running is None or not command.kind.exclusive:
+            return None
+        if command.kind in _SINGLE_FLIGHT and _same(running.operation, command):
+            return running.operation.id
+        raise NamedBusy(operation_id=running.operation.id, idempotency_key=running.key)
+
+    def check_profiling(self) -> None:
+        """Raises ProfilingRefused while what would be profiled is taken apart."""
+        running = self._journal.running_exclusive()
+        if running is not None and running.operation.kind in _NOT_TO_BE_PROFILED:
+            raise ProfilingRefused(
+                "resources are being released or serving is being reconfigured",
+                operation_id=running.operation.id,
+            )
 
     def _check_in_flight(self, command: Command) -> None:
         """Only the gate knows what runs. Whoever is let in after this makes the order fail."""
         gate = self._state.gate
-        if not isinstance(command, ReleaseResources):
+        if not isinstance(command, ReleaseResources | ReconfigureServing):
             return
         waits = command.drain is not DrainRule.REFUSE or gate.admission is not Admission.OPEN
         if gate.in_flight and not waits:
@@ -120,18 +170,33 @@ class OrderDesk:
         except BaseException:
             del self._interrupts[operation.id]
             raise
-        self._keep(asyncio.create_task(self._run(live, order.command, interrupts)))
+        work = self._work(live, order.command, interrupts)
+        self._keep(asyncio.create_task(self._run(operation.id, work)))
         return operation.id
 
-    async def _run(self, live: LiveOperation, command: Command, interrupts: Interrupts) -> None:
+    def _work(
+        self, live: LiveOperation, command: Command, interrupts: Interrupts
+    ) -> Callable[[], Awaitable[None]]:
+        runtime, state, settings = self._runtime, self._state, self._settings
+        if isinstance(command, StartProfile):
+            assert isinstance(runtime, ProfilerRuntime)  # else it is not offered
+            profile = ProfileRun(runtime, state, live, command, interrupts, settings.timings)
+            # There before the operation can be found: whoever started it waits for it.
+            self._profiles[live.operation.id] = profile
+            return profile.run
         hold_limit_ms = self._capabilities().limits.default_hold_limit_ms
-        execution = Execution(
-            self._runtime, self._state, live, command, interrupts, self._settings, hold_limit_ms
-        )
+        return Execution(runtime, state, live, command, interrupts, settings, hold_limit_ms).run
+
+    async def _run(self, operation_id: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await execution.run()
+            await work()
         finally:
-            del self._interrupts[live.operation.id]
+            del self._interrupts[operation_id]
+            self._profiles.pop(operation_id, None)
+
+    def profile_run(self, operation_id: str) -> ProfileRun | None:
+        """None: it has ended, or there never was one of that id."""
+        return self._profiles.get(operation_id)
 
     # ---- following and cancelling ----
 
@@ -184,6 +249,24 @@ class OrderDesk:
         if tasks:
             await asyncio.wait(tasks)
 
+    async def carry(self, command: Command, actor: Actor) -> Operation:
+        """An order of a service that knows no keys, to its end. A caller that goes away leaves it
+        running."""
+        key = f"{command.kind.value}-{self._new_id()}"
+        order = ReadOrder(
+            command=command,
+            key=key,
+            fingerprint=key,
+            expected_revision=None,
+            deadline_ms=None,
+            whole_engine=True,
+        )
+        operation_id = await self.submit(order, actor)
+        async with aclosing(self.follow(operation_id)) as told:
+            async for _ in told:
+                pass
+        return (await self.find(operation_id=operation_id)).operation
+
     def _keep(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -192,3 +275,9 @@ class OrderDesk:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # told to the caller, who may have gone
+
+
+def _same(running: Operation, command: Command) -> bool:
+    """Whether both want the same in the end; how requests are treated on the way does not count."""
+    wanted = {**command.document(), "drain": None}
+    return running.kind is command.kind and {**running.request, "drain": None} == wanted

@@ -12,7 +12,7 @@ from app.domain.operation import JsonObject, JsonValue, Operation, OperationWarn
 from app.domain.transitions import Fact
 from app.enginekit.phases import Interrupts
 from app.enginekit.records import NO_CHANGE, Change, Counters
-from app.enginekit.runtime import Conclusion, Flushed, Observation
+from app.enginekit.runtime import Conclusion, EngineDescription, Flushed, Observation
 from app.enginekit.state import EngineState
 
 
@@ -66,6 +66,7 @@ class Errand:
     started_at: datetime
     default_hold_limit_ms: int
     ranks: Callable[[], tuple[int, ...]]
+    describe: Callable[[], EngineDescription]
     over_ranks: OverRanks
     end_requests: Callable[[str], Awaitable[int]]
     record: Record

@@ -85,6 +85,7 @@ class Execution:
             started_at=state.now(),
             default_hold_limit_ms=default_hold_limit_ms,
             ranks=lambda: runtime.ranks,
+            describe=runtime.describe,
             over_ranks=self._over_ranks,
             end_requests=self._end_requests,
             record=self._record,
@@ -215,14 +216,7 @@ class Execution:
         then: Callable[[], None] | None,
     ) -> None:
         self._progress.drop()
-        while True:
-            try:
-                await self._journal.record(self._live, fact_of, change=change, then=then)
-            except StoreUnavailable:
-                # Nothing is told that is not written: admission too stays as it was until then.
-                await self._store_is_back()
-            else:
-                return
+        await insist(self._state, self._live, fact_of, change=change, then=then)
 
     async def _end(self, end: _Unsuccessful) -> None:
         """Admission goes back to what it was before, and that whether it can be written or not."""
@@ -244,7 +238,7 @@ class Execution:
                 )
             except StoreUnavailable:
                 then()
-                await self._store_is_back()
+                await _store_is_back(self._state)
             else:
                 return
 
@@ -254,9 +248,29 @@ class Execution:
         if undo is not None:
             undo()
 
-    async def _store_is_back(self) -> None:
-        self._state.changed()
-        await asyncio.sleep(_RETRY_S)
+
+async def insist(
+    state: EngineState,
+    live: LiveOperation,
+    fact_of: Callable[[Counters], Fact],
+    *,
+    change: Change = NO_CHANGE,
+    then: Callable[[], None] | None = None,
+) -> None:
+    """Like `Journal.record`, and again for as long as the store cannot be written: nothing is told
+    that is not written, and until then everything stays as it was."""
+    while True:
+        try:
+            await state.journal.record(live, fact_of, change=change, then=then)
+        except StoreUnavailable:
+            await _store_is_back(state)
+        else:
+            return
+
+
+async def _store_is_back(state: EngineState) -> None:
+    state.changed()
+    await asyncio.sleep(_RETRY_S)
 
 
 async def _say_nothing(_: RankReport) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 from app.enginekit.admission import AdmissionGate, HeldRequestEnded, Ticket
 from app.enginekit.auth import Callers
 from app.enginekit.generation import ready_request
 from app.enginekit.refusals import answering
+from app.enginekit.relaying import closing
 from app.enginekit.runtime import RequestRefused, Runtime
 from app.rpc.openengine.v1 import error_pb2, generation_pb2, openengine_pb2_grpc
 
@@ -59,7 +59,7 @@ class InferenceService(openengine_pb2_grpc.InferenceServicer):
         outputs = max(1, request.sampling.num_sequences)
         told = False
         try:
-            async with _closing(self._runtime.generate(request)) as responses:
+            async with closing(self._runtime.generate(request)) as responses:
                 async for response in responses:
                     told = True
                     if response.WhichOneof("event") == "finished":
@@ -76,18 +76,6 @@ class InferenceService(openengine_pb2_grpc.InferenceServicer):
             log.exception("a generation failed")
             internal = error_pb2.ErrorCode.ERROR_CODE_INTERNAL
             await context.write(_error(request.request_id, internal, "the engine failed", None))
-
-
-@asynccontextmanager
-async def _closing(
-    responses: AsyncIterator[generation_pb2.GenerateResponse],
-) -> AsyncIterator[AsyncIterator[generation_pb2.GenerateResponse]]:
-    try:
-        yield responses
-    finally:
-        close = getattr(responses, "aclose", None)
-        if close is not None:
-            await close()
 
 
 def _error(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from app.domain.errors import TooManyOperations, UnknownOperation
+from app.domain.kinds import OperationKind
 from app.domain.operation import Operation, OperationEvent
 from app.domain.transitions import Advanced, Fact, Rejected, Started, accepted_event, advance
 from app.enginekit.records import NO_CHANGE, Change, Counters, Record
@@ -124,6 +125,12 @@ class Journal:
 
     def running_exclusive(self) -> Record | None:
         return next((r for r in self.open_operations() if r.operation.kind.exclusive), None)
+
+    def running_profile(self) -> Record | None:
+        of_profiles = (
+            r for r in self.open_operations() if r.operation.kind is OperationKind.PROFILE
+        )
+        return next(of_profiles, None)
 
     def live(self, operation_id: str) -> LiveOperation | None:
         return self._live.get(operation_id)

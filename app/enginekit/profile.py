@@ -11,12 +11,14 @@ from app.domain.kinds import (
     NewRequests,
     OperationKind,
     PauseMode,
+    ProfilerKind,
+    ProfileState,
     RevisionSource,
     WeightSourceKind,
 )
 from app.enginekit.carrying_out import CARRYING_OUT
 from app.enginekit.records import Record
-from app.enginekit.runtime import Runtime
+from app.enginekit.runtime import ProfilerRuntime, Runtime
 from app.enginekit.settings import KitSettings
 from app.enginekit.state import EngineState
 from app.enginekit.vocabulary import (
@@ -28,6 +30,8 @@ from app.enginekit.vocabulary import (
     OPERATION_KIND,
     OPERATION_STATE,
     PAUSE_MODE,
+    PROFILE_STATE,
+    PROFILER_KIND,
     RESOURCE_KIND,
     REVISION_SOURCE,
     WEIGHTS_STATE,
@@ -37,7 +41,7 @@ from app.enginekit.wire import nanos, rank_message
 from app.rpc.openengine.v1 import admin_pb2, lora_pb2
 
 # Beside the orders: ending requests is the core Control service's.
-_SERVED = frozenset(CARRYING_OUT) | {OperationKind.ABORT_REQUESTS}
+_SERVED = frozenset(CARRYING_OUT) | {OperationKind.ABORT_REQUESTS, OperationKind.PROFILE}
 _DRAINING = frozenset({OperationKind.RELEASE_RESOURCES, OperationKind.RECONFIGURE_SERVING})
 _REST_ON_PAUSES = _DRAINING | {OperationKind.RESTORE_RESOURCES, OperationKind.UPDATE_WEIGHTS}
 
@@ -47,6 +51,8 @@ def capabilities_of(runtime: Runtime, settings: KitSettings) -> Capabilities:
     offered = runtime.capabilities()
     operations = offered.operations & _SERVED
     pauses = OperationKind.PAUSE in operations
+    if not isinstance(runtime, ProfilerRuntime):
+        operations -= {OperationKind.PROFILE}
     if not pauses:
         operations -= _REST_ON_PAUSES
     modes = offered.pause_modes if pauses else frozenset()
@@ -174,6 +180,15 @@ def _state_message(facts: EngineFacts, state: EngineState) -> admin_pb2.AdminSta
                 hold_limit_ms=pause.rule.hold_limit_ms,
                 requests_kept=state.frozen,
                 requests_held=state.gate.held,
+            )
+        )
+    profile = state.profile
+    if profile is not None:
+        message.profile.CopyFrom(
+            admin_pb2.ProfileStatus(
+                profile_id=profile.id,
+                kind=PROFILER_KIND.number(ProfilerKind(profile.kind)),
+                state=PROFILE_STATE.number(ProfileState(profile.state)),
             )
         )
     return message

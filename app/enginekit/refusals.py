@@ -30,6 +30,7 @@ from app.domain.errors import (
     Unavailable,
     Unimplemented,
 )
+from app.domain.operation import Operation
 from app.enginekit.runtime import RequestRefused, RuntimeFault
 from app.rpc.openengine.v1 import error_pb2
 
@@ -170,6 +171,28 @@ def status_of_refusal(refused: RequestRefused) -> status_pb2.Status:
     return _packed(code, refused.message, [_info(reason, refused.retryable, {})])
 
 
+class OrderDidNotSucceed(Exception):
+    """For calls that answer with an order's outcome and know no events."""
+
+    def __init__(self, operation: Operation) -> None:
+        super().__init__(operation.id)
+        self.operation = operation
+
+
+def status_of_end(operation: Operation) -> status_pb2.Status:
+    """The failure, or the cancellation, of an operation that has ended without success."""
+    told = {"operation_id": operation.id}
+    error = operation.error
+    if error is None:
+        return _packed(code_pb2.ABORTED, "cancelled", [_info("CANCELLED", False, told)])
+    told |= {
+        "ranks": ",".join(str(rank) for rank in error.ranks),
+        "effect": error.effect.value,
+    }
+    code = code_pb2.Code.Value(error.code)
+    return _packed(code, error.message, [_info(error.reason, error.retryable, told)])
+
+
 def status_of_fault(fault: RuntimeFault) -> status_pb2.Status:
     """A read that the engine could not answer, in its own words."""
     code = code_pb2.UNAVAILABLE if fault.retryable else code_pb2.INTERNAL
@@ -246,6 +269,8 @@ async def answering(context: Any) -> AsyncIterator[None]:
         await abort_with(context, status_of(refused))
     except RequestRefused as refused:
         await abort_with(context, status_of_refusal(refused))
+    except OrderDidNotSucceed as ended:
+        await abort_with(context, status_of_end(ended.operation))
     except RuntimeFault as fault:
         await abort_with(context, status_of_fault(fault))
     except Exception:

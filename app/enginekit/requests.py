@@ -15,9 +15,11 @@ from app.domain.commands import (
     Command,
     FlushCaches,
     Pause,
+    ReconfigureServing,
     ReleaseResources,
     RestoreResources,
     Resume,
+    StartProfile,
 )
 from app.domain.errors import (
     FieldFault,
@@ -26,13 +28,15 @@ from app.domain.errors import (
     UnsupportedOperation,
 )
 from app.domain.idempotency import check_key
-from app.domain.kinds import NewRequests, OperationKind, ResourceKind
+from app.domain.kinds import NewRequests, OperationKind, ReconfigurableField, ResourceKind
 from app.enginekit.vocabulary import (
     CACHE_KIND,
     CONTENT_POLICY,
     DRAIN_RULE,
+    ENGINE_ROLE,
     NEW_REQUESTS,
     PAUSE_MODE,
+    PROFILER_KIND,
     RESOURCE_KIND,
 )
 from app.enginekit.weight_requests import read_update
@@ -45,6 +49,8 @@ OrderRequest: TypeAlias = (
     | admin_pb2.ReleaseResourcesRequest
     | admin_pb2.RestoreResourcesRequest
     | admin_pb2.UpdateWeightsRequest
+    | admin_pb2.StartProfileRequest
+    | admin_pb2.ReconfigureServingRequest
 )
 
 
@@ -88,6 +94,16 @@ def read_order(request: OrderRequest) -> ReadOrder:
         deadline_ms=deadline_ms,
         whole_engine=request.WhichOneof("target") == "whole_engine",
     )
+
+
+def read_stop(request: admin_pb2.StopProfileRequest) -> str:
+    """The id of the profile. Raises InvalidArgument."""
+    refuse_unknown_fields(request)
+    _key(request)
+    _model(request)
+    if not request.profile_id:
+        raise _fault("/profile_id", "must be set")
+    return request.profile_id
 
 
 def check_target(order: ReadOrder, can: Capabilities) -> None:
@@ -135,7 +151,7 @@ def refuse_unknown_fields(message: Message) -> None:
                 refuse_unknown_fields(part)
 
 
-def _key(request: OrderRequest) -> str:
+def _key(request: OrderRequest | admin_pb2.StopProfileRequest) -> str:
     try:
         return check_key(request.idempotency_key)
     except MalformedIdempotencyKey as malformed:
@@ -143,7 +159,7 @@ def _key(request: OrderRequest) -> str:
         raise MalformedIdempotencyKey(malformed.message, faults=(fault,)) from None
 
 
-def _model(request: OrderRequest) -> str | None:
+def _model(request: OrderRequest | admin_pb2.StopProfileRequest) -> str | None:
     if request.WhichOneof("target") != "model":
         return None
     if not request.model:
@@ -201,6 +217,28 @@ def _restore(request: admin_pb2.RestoreResourcesRequest) -> Command:
     )
 
 
+def _start_profile(request: admin_pb2.StartProfileRequest) -> Command:
+    return StartProfile(
+        model=_model(request),
+        profiler=PROFILER_KIND.read(request.kind, "/kind"),
+        steps=request.steps if request.HasField("steps") else None,
+        duration_ms=request.duration_ms if request.HasField("duration_ms") else None,
+        record_shapes=request.record_shapes,
+        with_stack=request.with_stack,
+    )
+
+
+_SIZES = frozenset(field.value for field in ReconfigurableField) - {ReconfigurableField.ROLE.value}
+
+
+def _reconfigure(request: admin_pb2.ReconfigureServingRequest) -> Command:
+    role = ENGINE_ROLE.read(request.role, "/role") if request.HasField("role") else None
+    sizes = {field.name: value for field, value in request.ListFields() if field.name in _SIZES}
+    return ReconfigureServing(
+        model=_model(request), role=role, drain=DRAIN_RULE.read(request.drain, "/drain"), **sizes
+    )
+
+
 _READERS: Mapping[type[Message], Callable[[Any], Command]] = {
     admin_pb2.FlushCachesRequest: _flush,
     admin_pb2.PauseRequest: _pause,
@@ -208,6 +246,8 @@ _READERS: Mapping[type[Message], Callable[[Any], Command]] = {
     admin_pb2.ReleaseResourcesRequest: _release,
     admin_pb2.RestoreResourcesRequest: _restore,
     admin_pb2.UpdateWeightsRequest: _update,
+    admin_pb2.StartProfileRequest: _start_profile,
+    admin_pb2.ReconfigureServingRequest: _reconfigure,
 }
 
 
@@ -218,6 +258,8 @@ KIND_OF: Mapping[type[Message], OperationKind] = {
     admin_pb2.ReleaseResourcesRequest: OperationKind.RELEASE_RESOURCES,
     admin_pb2.RestoreResourcesRequest: OperationKind.RESTORE_RESOURCES,
     admin_pb2.UpdateWeightsRequest: OperationKind.UPDATE_WEIGHTS,
+    admin_pb2.StartProfileRequest: OperationKind.PROFILE,
+    admin_pb2.ReconfigureServingRequest: OperationKind.RECONFIGURE_SERVING,
 }
 
 

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app.domain.kinds import CacheKind, Component, OperationKind, ResourceKind
-from app.enginekit.vocabulary import CACHE_KIND, COMPONENT, RESOURCE_KIND
+from app.domain.kinds import (
+    CacheKind,
+    Component,
+    EngineRole,
+    OperationKind,
+    ProfilerKind,
+    ResourceKind,
+)
+from app.enginekit.vocabulary import (
+    CACHE_KIND,
+    COMPONENT,
+    ENGINE_ROLE,
+    PROFILER_KIND,
+    RESOURCE_KIND,
+)
 from app.rpc.openengine.v1 import admin_pb2
 
 Result = dict[str, Any]
@@ -114,6 +127,41 @@ def _updated(message: admin_pb2.OperationCompleted, result: Result) -> None:
     )
 
 
+def _reconfigured(message: admin_pb2.OperationCompleted, result: Result) -> None:
+    message.reconfigure_serving.CopyFrom(
+        admin_pb2.ReconfigureServingResult(
+            role=ENGINE_ROLE.number(EngineRole(result["role"])),
+            tensor_parallel_size=result["tensor_parallel_size"],
+            data_parallel_size=result["data_parallel_size"],
+            max_running_requests=result["max_running_requests"],
+            max_batched_tokens=result["max_batched_tokens"],
+        )
+    )
+
+
+def _profiled(message: admin_pb2.OperationCompleted, result: Result) -> None:
+    message.profile.CopyFrom(
+        admin_pb2.ProfileResult(
+            profile_id=result["profile_id"],
+            kind=PROFILER_KIND.number(ProfilerKind(result["kind"])),
+            artifacts=[
+                admin_pb2.ProfileArtifact(
+                    rank=artifact["rank"],
+                    path=artifact["path"],
+                    size_bytes=artifact["size_bytes"],
+                    sha256=bytes.fromhex(artifact["sha256"]),
+                    media_type=artifact["media_type"],
+                )
+                for artifact in result["artifacts"]
+            ],
+        )
+    )
+
+
+def _adapted(message: admin_pb2.OperationCompleted, result: Result) -> None:
+    """Ordered through `Control`, which answers with the adapter itself."""
+
+
 _RESULTS: Mapping[OperationKind, Callable[[admin_pb2.OperationCompleted, Result], None]] = {
     OperationKind.FLUSH_CACHES: _flushed,
     OperationKind.PAUSE: _paused,
@@ -121,4 +169,8 @@ _RESULTS: Mapping[OperationKind, Callable[[admin_pb2.OperationCompleted, Result]
     OperationKind.RELEASE_RESOURCES: _released,
     OperationKind.RESTORE_RESOURCES: _restored,
     OperationKind.UPDATE_WEIGHTS: _updated,
+    OperationKind.PROFILE: _profiled,
+    OperationKind.RECONFIGURE_SERVING: _reconfigured,
+    OperationKind.LOAD_LORA: _adapted,
+    OperationKind.UNLOAD_LORA: _adapted,
 }

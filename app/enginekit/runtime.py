@@ -340,7 +340,9 @@ class ProfilerRuntime(Protocol):
 
 @runtime_checkable
 class KvEventRuntime(Protocol):
-    """A runtime that tells of its KV cache, in the core messages. Reads, for both listeners."""
+    """A runtime that tells of its KV cache, in the core messages. Where events are to be had is
+    told on both listeners; the events themselves, which carry tokens of all prompts, on the admin
+    listener alone."""
 
     async def kv_event_sources(
         self, request: kv_pb2.GetKvEventSourcesRequest

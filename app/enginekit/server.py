@@ -11,6 +11,7 @@ import grpc
 
 from app.auth.principal import AudienceKind
 from app.domain.capabilities import Capabilities
+from app.enginekit.adapter_calls import AdapterCalls
 from app.enginekit.admin_service import AdminService
 from app.enginekit.admission import AdmissionGate
 from app.enginekit.auth import BearerInterceptor, Callers
@@ -144,8 +145,9 @@ class EngineServer:
         )
         board = HealthBoard(state)
         state.changed = board.note
-        inference = self._inference_listener(state, board)
-        admin = self._admin_listener(state, desk, board)
+        adapters = AdapterCalls(desk, state, self._capabilities)
+        inference = self._inference_listener(state, adapters, board)
+        admin = self._admin_listener(state, desk, adapters, board)
         await state.refresh()
         await board.publish()
         try:
@@ -163,7 +165,9 @@ class EngineServer:
     def _capabilities(self) -> Capabilities:
         return capabilities_of(self._runtime, self._settings)
 
-    def _inference_listener(self, state: EngineState, board: HealthBoard) -> Listener:
+    def _inference_listener(
+        self, state: EngineState, adapters: AdapterCalls, board: HealthBoard
+    ) -> Listener:
         settings = self._settings
         listener = Listener(
             settings.inference_address,
@@ -173,12 +177,14 @@ class EngineServer:
         )
         service = InferenceService(self._runtime, state.gate, self._callers, self._new_id)
         openengine_pb2_grpc.add_InferenceServicer_to_server(service, listener.server)
-        self._add_control(listener, state, admin=False)
+        self._add_control(listener, state, adapters, admin=False)
         board.serve_on(listener.server)
         self._reflect(listener, INFERENCE, _CONTROL)
         return listener
 
-    def _admin_listener(self, state: EngineState, desk: OrderDesk, board: HealthBoard) -> Listener:
+    def _admin_listener(
+        self, state: EngineState, desk: OrderDesk, adapters: AdapterCalls, board: HealthBoard
+    ) -> Listener:
         settings = self._settings
         listener = Listener(
             settings.admin_address,
@@ -188,7 +194,7 @@ class EngineServer:
         )
         service = AdminService(desk, state, self._callers, self._capabilities)
         admin_pb2_grpc.add_OpenEngineAdminServicer_to_server(service, listener.server)
-        self._add_control(listener, state, admin=True)
+        self._add_control(listener, state, adapters, admin=True)
         board.serve_on(listener.server)
         self._reflect(listener, ADMIN, _CONTROL)
         return listener
@@ -200,11 +206,14 @@ class EngineServer:
             return self._interceptors
         return (BearerInterceptor(verifier, audience, self._callers), *self._interceptors)
 
-    def _add_control(self, listener: Listener, state: EngineState, *, admin: bool) -> None:
+    def _add_control(
+        self, listener: Listener, state: EngineState, adapters: AdapterCalls, *, admin: bool
+    ) -> None:
         service = ControlService(
             self._runtime,
             state,
             self._callers,
+            adapters=adapters,
             admin=admin,
             now=self._now,
             timeout_s=self._settings.runtime_timeout_s,

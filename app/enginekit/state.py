@@ -8,8 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from app.domain.facts import EngineFacts, PauseFact, WeightsFact
-from app.domain.kinds import Admission, ContentPolicy, PauseMode, ResourceKind, WeightsState
+from app.domain.facts import EngineFacts, LoraFact, PauseFact, ProfileFact, WeightsFact
+from app.domain.kinds import (
+    Admission,
+    ContentPolicy,
+    EngineRole,
+    PauseMode,
+    ResourceKind,
+    WeightsState,
+)
 from app.domain.ranks import RankReport, RankState
 from app.enginekit.admission import AdmissionGate
 from app.enginekit.gate import NewRequestRule
@@ -60,6 +67,7 @@ class EngineState:
         self.instance_id = instance_id
         self.pause: HeldPause | None = None
         self.coming: HeldPause | None = None
+        self.profile: ProfileFact | None = None  # while it records or is written
         self._observation: Observation | None = None
         self._answers = False
         self._inconsistent: tuple[int, ...] = ()
@@ -96,6 +104,9 @@ class EngineState:
         bad = (WeightsState.MISSING, WeightsState.INCONSISTENT)
         return bool(self._inconsistent) or self._missing or self.observation.weights.state in bad
 
+    def lora(self, name: str) -> LoraFact | None:
+        return next((lora for lora in self.observation.loras if lora.name == name), None)
+
     @property
     def released(self) -> frozenset[ResourceKind]:
         return self.observation.released
@@ -131,6 +142,7 @@ class EngineState:
             release_epoch=counters.release_epoch,
             weights=self.weights,
             role=seen.role,
+            profile=self.profile,
             loras=seen.loras,
             open_operations=tuple(r.operation.id for r in self.journal.open_operations()),
             observed_at=self.now(),
@@ -282,6 +294,21 @@ class EngineState:
             self._contents.pop(kind, None)
         after = self.released - set(kinds)
         self._keep(replace(seen or self.observation, released=after))
+
+    def reconfigured(self, role: EngineRole, seen: Observation | None) -> None:
+        self._keep(replace(seen or self.observation, role=role))
+
+    def lora_came(self, lora: LoraFact, seen: Observation | None) -> None:
+        after = seen or replace(self.observation, loras=(*self.observation.loras, lora))
+        self._keep(after)
+
+    def lora_went(self, name: str, seen: Observation | None) -> None:
+        left = tuple(lora for lora in self.observation.loras if lora.name != name)
+        self._keep(seen or replace(self.observation, loras=left))
+
+    def profile_moved(self, profile: ProfileFact | None) -> None:
+        self.profile = profile
+        self.changed()
 
     def became_inconsistent(self, ranks: tuple[int, ...]) -> None:
         """Out of service. In this process nothing proves the ranks equal again but a full update

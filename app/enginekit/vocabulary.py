@@ -20,6 +20,8 @@ from app.domain.kinds import (
     OperationKind,
     OperationState,
     PauseMode,
+    ProfilerKind,
+    ProfileState,
     ResourceKind,
     RevisionSource,
     TensorDtype,
@@ -74,6 +76,8 @@ DRAIN_RULE = Vocabulary(_w.DrainRule, DrainRule, "DRAIN_RULE")
 NEW_REQUESTS = Vocabulary(_w.NewRequests, NewRequests, "NEW_REQUESTS")
 CACHE_POLICY = Vocabulary(_w.CachePolicy, CachePolicy, "CACHE_POLICY")
 COMPONENT = Vocabulary(_w.Component, Component, "COMPONENT")
+PROFILER_KIND = Vocabulary(_w.ProfilerKind, ProfilerKind, "PROFILER_KIND")
+PROFILE_STATE = Vocabulary(_w.ProfileState, ProfileState, "PROFILE_STATE")
 TENSOR_DTYPE = Vocabulary(_w.TensorDtype, TensorDtype, "TENSOR_DTYPE")
 COLLECTIVE_BACKEND = Vocabulary(_w.CollectiveBackend, CollectiveBackend, "COLLECTIVE_BACKEND")
 OPERATION_KIND = Vocabulary(_w.AdminOperationKind, OperationKind, "ADMIN_OPERATION_KIND")

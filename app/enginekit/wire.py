@@ -82,6 +82,8 @@ def operation_message(record: Record) -> admin_pb2.AdminOperation:
             for warning in op.warnings
         ],
     )
+    if op.kind is OperationKind.PROFILE:
+        message.profile_id = op.id
     if op.progress is not None:
         message.progress.CopyFrom(_progress(op.progress))
     if op.done:

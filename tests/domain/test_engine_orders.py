@@ -28,6 +28,7 @@ from app.domain.errors import (
     DrainRunning,
     FailedPrecondition,
     InvalidArgument,
+    LoraExists,
     NotPaused,
     ProfileRunning,
     RequestsFrozen,
@@ -35,10 +36,11 @@ from app.domain.errors import (
     ResourcesReleased,
     StalePauseEpoch,
     StaleReleaseEpoch,
+    UnknownLora,
     UnsupportedOperation,
     WeightsNotValid,
 )
-from app.domain.facts import EngineFacts, PauseFact, ProfileFact, WeightsFact
+from app.domain.facts import EngineFacts, LoraFact, PauseFact, ProfileFact, WeightsFact
 from app.domain.kinds import (
     Admission,
     CachePolicy,
@@ -391,6 +393,9 @@ class TestState:
                 {"released": frozenset({WEIGHTS})},
                 ResourcesReleased,
             ),
+            (LoadLora(name="a", path="/l"), {"loras": (LoraFact("a", 1, "/x"),)}, LoraExists),
+            (LoadLora(name="a", path="/l", id=2), {"loras": (LoraFact("a", 1, "/l"),)}, LoraExists),
+            (UnloadLora(name="a"), {"loras": (LoraFact("b", 1, "/l"),)}, UnknownLora),
         ],
     )
     def test_what_the_state_forbids(
@@ -452,7 +457,9 @@ class TestState:
             ),
             (StartProfile(profiler=ProfilerKind.TORCH), {}),
             (LoadLora(name="a", path="/l"), {"released": frozenset({KV})}),
-            (UnloadLora(name="a"), {}),
+            (LoadLora(name="a", path="/l"), {"loras": (LoraFact("a", 1, "/l"),)}),
+            (LoadLora(name="a", path="/l"), {"loras": (LoraFact("b", 1, "/x"),)}),
+            (UnloadLora(name="a"), {"loras": (LoraFact("a", 1, "/l"),)}),
         ],
     )
     def test_what_the_state_allows(self, command: Command, changes: dict[str, Any]) -> None:

@@ -279,6 +279,23 @@ class Client:
             **fields,
         )
 
+    def reconfigure(self, *, drain: str = "wait", **fields: Any) -> pb.ReconfigureServingRequest:
+        fields.setdefault("idempotency_key", self.key())
+        if isinstance(fields.get("role"), str):
+            fields["role"] = server_pb2.EngineRole.Value(f"ENGINE_ROLE_{fields['role'].upper()}")
+        rule = pb.DrainRule.Value(f"DRAIN_RULE_{drain.upper()}")
+        return pb.ReconfigureServingRequest(drain=rule, **fields)
+
+    def start_profile(self, kind: str = "torch", **fields: Any) -> Any:
+        """The call, under way."""
+        fields.setdefault("idempotency_key", self.key())
+        number = pb.ProfilerKind.Value(f"PROFILER_KIND_{kind.upper()}")
+        return self.stream(pb.StartProfileRequest(kind=number, **fields))
+
+    def stop_profile(self, profile_id: str, **fields: Any) -> Any:
+        fields.setdefault("idempotency_key", self.key())
+        return self.stream(pb.StopProfileRequest(profile_id=profile_id, **fields))
+
     async def profile(self) -> pb.AdminProfile:
         # An engine that is back may be behind a channel that still waits to try it again.
         return await self.admin.GetAdminProfile(

@@ -7,6 +7,7 @@ import pytest
 
 from tests.doubles.engine import EngineDouble, running_engine
 from tests.enginekit.client import Client, client_of
+from tests.enginekit.full_engine import FullEngine
 from tests.enginekit.minimal_engine import MinimalEngine
 
 
@@ -27,6 +28,25 @@ async def ranks3(tmp_path: Path) -> AsyncIterator[EngineDouble]:
         straggler_s=0.2,
     ) as running:
         yield running
+
+
+@pytest.fixture
+async def full(tmp_path: Path) -> AsyncIterator[EngineDouble]:
+    """Two ranks with all that a runtime may offer."""
+    async with running_engine(
+        tmp_path / "engine",
+        make_engine=lambda: FullEngine(world_size=2),
+        cancel_grace_s=0.2,
+        rollback_timeout_s=0.5,
+        straggler_s=0.2,
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def engine(full: EngineDouble) -> FullEngine:
+    assert isinstance(full.engine, FullEngine)
+    return full.engine
 
 
 @pytest.fixture

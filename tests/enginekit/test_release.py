@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,8 @@ KV, WEIGHTS = pb.RESOURCE_KIND_KV_CACHE, pb.RESOURCE_KIND_WEIGHTS
 
 
 @pytest.fixture
-async def double(tmp_path: Path) -> AsyncIterator[EngineDouble]:
-    async with running_engine(
-        tmp_path / "engine",
-        make_engine=lambda: FullEngine(world_size=2),
-        cancel_grace_s=0.2,
-        rollback_timeout_s=0.5,
-        straggler_s=0.2,
-    ) as running:
-        yield running
+def double(full: EngineDouble) -> EngineDouble:
+    return full
 
 
 def engine_of(double: EngineDouble) -> FullEngine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from app.domain.operation import Progress
 from app.domain.weight_sources import InlineWeights
 from app.enginekit.runtime import Order
 from app.rpc.openengine.v1 import admin_pb2 as pb
-from tests.doubles.engine import EngineDouble, running_engine
+from tests.doubles.engine import EngineDouble
 from tests.enginekit.client import Client, Event, assert_whole, refused, until
 from tests.enginekit.full_engine import FullEngine, RankState, checksum
 from tests.enginekit.minimal_engine import Hook, explode, fault, hang
@@ -31,21 +31,8 @@ SPEC = pb.TensorSpec(name="w", dtype=pb.TENSOR_DTYPE_FLOAT32, shape=[2, 2])
 
 
 @pytest.fixture
-async def double(tmp_path: Path) -> AsyncIterator[EngineDouble]:
-    async with running_engine(
-        tmp_path / "engine",
-        make_engine=lambda: FullEngine(world_size=2),
-        cancel_grace_s=0.2,
-        rollback_timeout_s=0.5,
-        straggler_s=0.2,
-    ) as running:
-        yield running
-
-
-@pytest.fixture
-def engine(double: EngineDouble) -> FullEngine:
-    assert isinstance(double.engine, FullEngine)
-    return double.engine
+def double(full: EngineDouble) -> EngineDouble:
+    return full
 
 
 def only(kind: OperationKind, hook: Hook) -> Hook:
@@ -58,6 +45,10 @@ def only(kind: OperationKind, hook: Hook) -> Hook:
 
 def update_only(hook: Hook) -> Hook:
     return only(OperationKind.UPDATE_WEIGHTS, hook)
+
+
+def phases(engine: FullEngine) -> list[tuple[str, OperationKind]]:
+    return [(call.phase, call.kind) for call in engine.calls]
 
 
 def versions(engine: FullEngine) -> list[str]:
@@ -156,7 +147,7 @@ async def test_held_requests_are_answered_by_the_new_weights(
     let_go = asyncio.Event()
     engine.script("commit", update_only(until_set(let_go)))
     updating = await client.begin(client.update(pause="abort"))
-    await until(lambda: any(call.phase == "commit" for call in engine.calls))
+    await until(lambda: ("commit", OperationKind.UPDATE_WEIGHTS) in phases(engine))
     late = client.generate()
     await client.held(1)
     state = (await client.profile()).state
