@@ -6,6 +6,7 @@ its type and where it was raised, because messages of foreign libraries quote wh
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import traceback
@@ -49,16 +50,16 @@ def configure_logging(
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
-    renderer: Any = (
-        structlog.processors.JSONRenderer(sort_keys=True)
+    renderers: list[Any] = (
+        [structlog.processors.JSONRenderer(sort_keys=True)]
         if style == "json"
-        else structlog.dev.ConsoleRenderer(colors=False)
+        else [_with_exception_as_text, structlog.dev.ConsoleRenderer(colors=False)]
     )
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = _Handler(stream or sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.ExtraAdder(allow=[]), *shared],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
         )
     )
     root = logging.getLogger()
@@ -71,6 +72,19 @@ def configure_logging(
     for name in _QUIET:
         # Their records quote addresses, parameters and chunks of streams.
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Python's own would answer a record that it cannot write with a whole traceback, and with the
+    messages in it that are kept out of the records."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - its name there
+        kind = sys.exc_info()[0]
+        with contextlib.suppress(OSError, ValueError):  # the stream itself may be what is gone
+            self.stream.write(
+                f"a log record of {record.name} could not be written:"
+                f" {kind.__qualname__ if kind else 'no reason'}\n"
+            )
 
 
 def exception_facts(error: BaseException) -> dict[str, Any]:
@@ -101,6 +115,15 @@ def _with_ids(_logger: Any, _method: str, event: Event) -> Event:
     if ids is not None:
         event.setdefault("request_id", ids.request_id)
         event.setdefault("trace_id", ids.trace_id)
+    return event
+
+
+def _with_exception_as_text(_logger: Any, _method: str, event: Event) -> Event:
+    """For a renderer that takes an exception to be text: one line for each frame."""
+    facts = event.get("exception")
+    if isinstance(facts, dict):
+        said = [f"{name}: {value}" for name, value in facts.items() if name != "raised_at"]
+        event["exception"] = "\n".join([", ".join(said), *(f"  {at}" for at in facts["raised_at"])])
     return event
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from app.domain.scopes import Scope
 from app.http.records import record_refused_callers
+from app.observability.log import configure_logging, logger
 from app.observability.refused_callers import RefusedCallers
 from tests.http.gateway import Gateway, gateway
 
@@ -76,6 +78,37 @@ async def test_figures(gate: Gateway) -> None:
     flushes = 'kind="flush_caches",state="succeeded"'
     assert found[f"chadburn_operations_ended_total{{{flushes}}}"] == 1
     assert not [name for name in found if re.search(r"[0-9a-f]{8}-[0-9a-f]{4}-", name)]
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_of_a_failure_the_log_tells_the_kind_and_the_place(
+    logged: io.StringIO, style: Literal["json", "console"]
+) -> None:
+    """Messages of libraries quote what they were given, so they stand in neither form."""
+    configure_logging("debug", style, logged)
+    try:
+        raise ValueError("s3cret in a message") from OSError("s3cret in its cause")
+    except ValueError:
+        logger("chadburn.test").error("it_failed", exc_info=True)
+        logging.getLogger("elsewhere").exception("so did this")
+    said = logged.getvalue()
+    assert "s3cret" not in said
+    assert said.count("ValueError") == said.count("OSError") == 2
+    places = re.findall(r"test_observability\.py:\d+ test_of_a_failure", said)
+    assert len(places) == 2
+    assert "Traceback" not in said
+
+
+def test_a_record_that_cannot_be_written_is_not_told_at_length(
+    logged: io.StringIO, capfd: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging("debug", "console", logged)
+    try:
+        raise ValueError("s3cret")
+    except ValueError:
+        logging.getLogger("elsewhere").exception("%d", "no number")
+    assert logged.getvalue() == "a log record of elsewhere could not be written: TypeError\n"
+    assert capfd.readouterr() == ("", "")
 
 
 async def test_refused_callers_are_one_row_an_address_and_minute(gate: Gateway) -> None:
