@@ -5,26 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from google.protobuf.message import Message
 from google.rpc import code_pb2
 
 from app.backends.port import Order
-from app.backends.spelling import (
-    Malformed,
-    count_of,
-    number_of,
-    text_of,
-    value_of,
-    word,
+from app.backends.results import result_of
+from app.backends.spelling import Malformed, count_of, number_of, text_of, value_of
+from app.domain.commands import (
+    FlushCaches,
+    Pause,
+    ReleaseResources,
+    RestoreResources,
+    Resume,
 )
-from app.domain.commands import FlushCaches, Pause, Resume
 from app.domain.kinds import FailureEffect, OperationKind, Verification
-from app.domain.operation import (
-    JsonValue,
-    OperationError,
-    OperationWarning,
-    Progress,
-)
+from app.domain.operation import OperationError, OperationWarning, Progress
 from app.domain.ranks import RankReport, RankState
 from app.domain.transitions import (
     Cancelled,
@@ -38,7 +32,13 @@ from app.domain.transitions import (
 )
 from app.rpc.openengine.v1 import admin_pb2
 
-Request = admin_pb2.FlushCachesRequest | admin_pb2.PauseRequest | admin_pb2.ResumeRequest
+Request = (
+    admin_pb2.FlushCachesRequest
+    | admin_pb2.PauseRequest
+    | admin_pb2.ResumeRequest
+    | admin_pb2.ReleaseResourcesRequest
+    | admin_pb2.RestoreResourcesRequest
+)
 
 
 def request_of(order: Order) -> Request:
@@ -59,6 +59,17 @@ def request_of(order: Order) -> Request:
             )
         case Resume():
             request = admin_pb2.ResumeRequest(pause_epoch=command.pause_epoch)
+        case ReleaseResources():
+            request = admin_pb2.ReleaseResourcesRequest(
+                resources=[number_of(admin_pb2.ResourceKind, kind) for kind in command.resources],
+                content=number_of(admin_pb2.ContentPolicy, command.content),
+                drain=number_of(admin_pb2.DrainRule, command.drain),
+            )
+        case RestoreResources():
+            request = admin_pb2.RestoreResourcesRequest(
+                resources=[number_of(admin_pb2.ResourceKind, kind) for kind in command.resources],
+                release_epoch=command.release_epoch,
+            )
         case _:
             raise TypeError(f"{command.kind.value} is not sent this way")
     request.idempotency_key = order.operation_id
@@ -134,15 +145,13 @@ def _warning(event: admin_pb2.AdminOperationEvent, sequence: int) -> Fact:
 def _completed(event: admin_pb2.AdminOperationEvent, sequence: int, kind: OperationKind) -> Fact:
     said = event.completed
     verified = value_of(admin_pb2.Verification, said.verification, Verification)
-    result: dict[str, JsonValue] = {"changed": said.changed}
-    if said.WhichOneof("result") == kind.value and kind in _RESULTS:
-        result |= _RESULTS[kind](getattr(said, kind.value))
-    else:
+    result = result_of(said, kind)
+    if result is None:
         # It says that it is done, and not in a way that can be read: no more is claimed.
         verified = Verification.UNVERIFIED
     return Completed(
         engine_sequence=sequence,
-        result=result,
+        result={"changed": said.changed, **(result or {})},
         revision=count_of(said.revision),
         verification=verified or Verification.UNVERIFIED,
     )
@@ -177,31 +186,4 @@ _READERS: Mapping[str, Callable[[admin_pb2.AdminOperationEvent, int], Fact]] = {
     "warning": _warning,
     "failed": _failed,
     "cancelled": _cancelled,
-}
-
-
-# ---- results ----
-
-
-def _flushed(result: admin_pb2.FlushCachesResult) -> dict[str, JsonValue]:
-    caches: list[JsonValue] = [
-        {
-            "kind": word(admin_pb2.CacheKind, cache.kind) or "unknown",
-            "blocks_freed": count_of(cache.blocks_freed),
-            "blocks_in_use": count_of(cache.blocks_in_use),
-        }
-        for cache in result.caches
-    ]
-    return {"caches": caches}
-
-
-def _counts(result: Message) -> dict[str, JsonValue]:
-    """A result that consists of counts alone."""
-    return {field.name: count_of(getattr(result, field.name)) for field in result.DESCRIPTOR.fields}
-
-
-_RESULTS: Mapping[OperationKind, Callable[..., dict[str, JsonValue]]] = {
-    OperationKind.FLUSH_CACHES: _flushed,
-    OperationKind.PAUSE: _counts,
-    OperationKind.RESUME: _counts,
 }

@@ -168,5 +168,7 @@ def _open(
         OperationKind.FLUSH_CACHES: stub.FlushCaches,
         OperationKind.PAUSE: stub.Pause,
         OperationKind.RESUME: stub.Resume,
+        OperationKind.RELEASE_RESOURCES: stub.ReleaseResources,
+        OperationKind.RESTORE_RESOURCES: stub.RestoreResources,
     }
     return cast("_Call", methods[kind](request, timeout=timeout_s, metadata=metadata))

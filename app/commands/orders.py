@@ -1,4 +1,4 @@
-"""The order verbs: pause, resume, flush, abort."""
+"""The order verbs: pause, resume, flush, abort, release, restore."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from app.commands.ending import CommandFailed, Exit, usage
 from app.commands.http import Gateway, Json
 from app.commands.ordering import Order, verb
 from app.commands.printing import note
-from app.domain.kinds import CacheKind, NewRequests, PauseMode
+from app.domain.kinds import (
+    CacheKind,
+    ContentPolicy,
+    DrainRule,
+    NewRequests,
+    PauseMode,
+    ResourceKind,
+)
 
 EngineId = Annotated[str, typer.Argument(metavar="ENGINE", help="Id of the engine.")]
 
@@ -93,3 +100,55 @@ def abort(
         raise usage("name the requests to end, or say --all")
     body: Json = {"all": True} if everything else {"request_ids": request_ids}
     return Order(engine_path(engine, "/abort-requests"), body)
+
+
+@verb
+def release(
+    _gateway: Gateway,
+    engine: EngineId,
+    resource: Annotated[list[ResourceKind], typer.Option(help="Which, once per resource.")],
+    content: Annotated[
+        ContentPolicy, typer.Option(help="Keep its content on the host, or drop it.")
+    ],
+    drain: Annotated[DrainRule, typer.Option(help="What becomes of the work in flight.")],
+) -> Order:
+    """Close an engine's admission and give memory of it back."""
+    return Order(
+        engine_path(engine, "/release-resources"),
+        {
+            "resources": [kind.value for kind in resource],
+            "content": content.value,
+            "drain": drain.value,
+        },
+    )
+
+
+@verb
+def restore(
+    gateway: Gateway,
+    engine: EngineId,
+    resource: Annotated[
+        list[ResourceKind] | None, typer.Option(help="Which, once per resource; else all released.")
+    ] = None,
+    release_epoch: Annotated[
+        int | None, typer.Option(min=1, help="The latest release; else the one that is known.")
+    ] = None,
+) -> Order:
+    """Take an engine's released memory again. Admission stays closed: resume opens it.
+
+    What is not given is read from the engine's facts and shown, and the order holds only while the
+    engine is still at the revision that was read.
+    """
+    path = engine_path(engine, "/restore-resources")
+    named = [kind.value for kind in resource or []]
+    if named and release_epoch is not None:
+        return Order(path, {"resources": named, "release_epoch": release_epoch})
+    found = gateway.get(engine_path(engine))
+    facts = found.get("facts") or {}
+    named = named or list(facts.get("released") or [])
+    if not named or not facts.get("release_epoch"):
+        line = f"nothing of engine {engine} is released, as far as is known"
+        raise CommandFailed(Exit.REFUSED, line)
+    epoch, revision = release_epoch or int(facts["release_epoch"]), found.get("revision")
+    note(f"restoring {', '.join(named)} of release {epoch} at revision {revision}")
+    return Order(path, {"resources": named, "release_epoch": epoch}, revision)

@@ -6,9 +6,24 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from app.domain.commands import AbortRequests, Command, FlushCaches, Pause, Resume
+from app.domain.commands import (
+    AbortRequests,
+    Command,
+    FlushCaches,
+    Pause,
+    ReleaseResources,
+    RestoreResources,
+    Resume,
+)
 from app.domain.engine import Dialect, Member, TlsNames
-from app.domain.kinds import CacheKind, NewRequests, PauseMode
+from app.domain.kinds import (
+    CacheKind,
+    ContentPolicy,
+    DrainRule,
+    NewRequests,
+    PauseMode,
+    ResourceKind,
+)
 from app.operations.registering import EngineChange, EngineDraft
 
 _BIGGEST = 2**53 - 1  # what every JSON reader can tell apart
@@ -99,6 +114,40 @@ class ResumeBody(OrderBody):
 
     def command(self) -> Command:
         return Resume(model=self.model, pause_epoch=self.pause_epoch)
+
+
+Resources = Annotated[
+    tuple[Annotated[ResourceKind, Field(strict=False)], ...],
+    BeforeValidator(_sequence),
+    Field(min_length=1, max_length=8),
+]
+
+
+class ReleaseResourcesBody(OrderBody):
+    resources: Resources
+    content: Annotated[ContentPolicy, Field(strict=False)] = Field(
+        description="preserve: kept in host memory. discard: gone; of weights, until an update."
+    )
+    drain: Annotated[DrainRule, Field(strict=False)] = Field(
+        description="Requests that run: wait for them, abort them, or refuse because of them."
+    )
+
+    def command(self) -> Command:
+        return ReleaseResources(
+            model=self.model, resources=self.resources, content=self.content, drain=self.drain
+        )
+
+
+class RestoreResourcesBody(OrderBody):
+    resources: Resources
+    release_epoch: Annotated[int, Field(ge=1, le=_BIGGEST)] = Field(
+        description="The latest release: `release_epoch` of its result, or `facts.release_epoch`."
+    )
+
+    def command(self) -> Command:
+        return RestoreResources(
+            model=self.model, resources=self.resources, release_epoch=self.release_epoch
+        )
 
 
 class AbortRequestsBody(OrderBody):

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-from app.domain.commands import AbortRequests, Command, FlushCaches, Pause, Resume
+from collections.abc import Collection
+
+from app.domain.commands import (
+    AbortRequests,
+    Command,
+    FlushCaches,
+    Pause,
+    ReleaseResources,
+    RestoreResources,
+    Resume,
+)
 from app.domain.facts import EngineFacts
-from app.domain.kinds import Admission, NewRequests, PauseMode
+from app.domain.kinds import (
+    Admission,
+    ContentPolicy,
+    DrainRule,
+    NewRequests,
+    PauseMode,
+    ResourceKind,
+)
 from app.domain.operation import JsonObject
 
 
@@ -19,6 +36,10 @@ def effect_of(command: Command, facts: EngineFacts, load: JsonObject | None) -> 
             return _resume(facts)
         case AbortRequests():
             return _abort(command, facts, load)
+        case ReleaseResources():
+            return _release(command, facts, load)
+        case RestoreResources():
+            return _restore(command, facts)
         case _:
             return f"Carries out {command.kind.value}."
 
@@ -60,6 +81,53 @@ def _abort(command: AbortRequests, facts: EngineFacts, load: JsonObject | None) 
     running, queued = _number(load, "running_requests"), _number(load, "queued_requests")
     held = 0 if facts.pause is None else facts.pause.requests_held
     return f"Ends all requests: {_said(running)} running, {_said(queued)} queued, {held} held."
+
+
+def _release(command: ReleaseResources, facts: EngineFacts, load: JsonObject | None) -> str:
+    fresh = [kind for kind in command.resources if kind not in facts.released]
+    # Whether the host still keeps the content of what is released, the facts do not say.
+    discard = command.content is ContentPolicy.DISCARD
+    lost = discard and ResourceKind.WEIGHTS in command.resources
+    forever = "; only an update brings weights back" if lost else ""
+    named = _names(command.resources)
+    if not fresh and discard:
+        return f"Drops what the host keeps of {named}, if it keeps any{forever}."
+    if not fresh:
+        return f"Changes nothing: {named} {_are(command.resources)} released."
+    if discard:
+        then = f"gives back the memory of {named}, its content dropped{forever}"
+    else:
+        then = f"gives back the memory of {_names(fresh)}, its content kept on the host"
+    return f"{_closing(command.drain, facts, load)}, then {then}."
+
+
+def _closing(drain: DrainRule, facts: EngineFacts, load: JsonObject | None) -> str:
+    if facts.admission is Admission.PAUSED:
+        return "Leaves admission closed as it is"
+    running = _said(_number(load, "running_requests"))
+    return {
+        DrainRule.WAIT: f"Closes admission and lets {running} running requests finish",
+        DrainRule.ABORT: f"Closes admission and ends {running} running requests",
+        DrainRule.REFUSE: f"Closes admission unless requests are running ({running} now)",
+    }[drain]
+
+
+def _restore(command: RestoreResources, facts: EngineFacts) -> str:
+    wanted = [kind for kind in command.resources if kind in facts.released]
+    if not wanted:
+        return f"Changes nothing: {_names(command.resources)} {_are(command.resources)} in place."
+    left = facts.released - set(wanted)
+    rest = f"; {_names(left)} {_are(left)} released still" if left else ""
+    return f"Takes memory for {_names(wanted)} again{rest}. Admission is not opened."
+
+
+def _names(kinds: Collection[ResourceKind]) -> str:
+    return ", ".join(sorted(kind.value for kind in kinds))
+
+
+def _are(kinds: Collection[ResourceKind]) -> str:
+    # "weights" is a plural by itself.
+    return "is" if len(kinds) == 1 and ResourceKind.KV_CACHE in kinds else "are"
 
 
 def _number(load: JsonObject | None, name: str) -> int | None:

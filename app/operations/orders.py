@@ -112,7 +112,8 @@ class Orders:
         """The same judgement, and what the order would do. Sends no order, writes nothing.
 
         `{engine, kind, request, would: "accept", effect, revision, revision_source, pause_epoch,
-        instance_id, facts_observed_at, running_operation, deadline_ms, load}`. Raises as `submit`.
+        release_epoch, instance_id, facts_observed_at, running_operation, deadline_ms, load}`.
+        Raises as `submit`.
         """
         await self._fleet.engine(request.engine_id)
         judged = await self._judge(request)
@@ -130,6 +131,7 @@ class Orders:
             "revision": facts.revision,
             "revision_source": facts.revision_source.value,
             "pause_epoch": facts.pause_epoch,
+            "release_epoch": facts.release_epoch,
             "instance_id": facts.instance_id,
             "facts_observed_at": facts.observed_at.isoformat(),
             "running_operation": running,

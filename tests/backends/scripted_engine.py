@@ -229,6 +229,30 @@ class ScriptedEngine(admin_pb2_grpc.OpenEngineAdminServicer, openengine_pb2_grpc
         async for event in self._order("Resume", 3, request, context):
             yield event
 
+    async def ReleaseResources(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> AsyncIterator[Event]:
+        async for event in self._order("ReleaseResources", 4, request, context):
+            yield event
+
+    async def RestoreResources(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> AsyncIterator[Event]:
+        async for event in self._order("RestoreResources", 5, request, context):
+            yield event
+
+    async def UpdateWeights(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> AsyncIterator[Event]:
+        async for event in self._order("UpdateWeights", 6, request, context):
+            yield event
+
+    async def ReconfigureServing(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> AsyncIterator[Event]:
+        async for event in self._order("ReconfigureServing", 8, request, context):
+            yield event
+
     async def GetOperation(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.calls.append(("GetOperation", request.idempotency_key))
         await self._answer(context)
@@ -329,12 +353,20 @@ class ScriptedEngine(admin_pb2_grpc.OpenEngineAdminServicer, openengine_pb2_grpc
 
     LoadLora = UnloadLora = ListLoras = Health
     GetKvEventSources = SubscribeKvEvents = Health  # type: ignore[assignment]
-    ReleaseResources = RestoreResources = Health  # type: ignore[assignment]
-    UpdateWeights = ReconfigureServing = Health  # type: ignore[assignment]
     StartProfile = StopProfile = Health
 
 
-_ORDERS = frozenset({"FlushCaches", "Pause", "Resume"})
+_ORDERS = frozenset(
+    {
+        "FlushCaches",
+        "Pause",
+        "Resume",
+        "ReleaseResources",
+        "RestoreResources",
+        "UpdateWeights",
+        "ReconfigureServing",
+    }
+)
 
 
 async def _told(order: KeptOrder) -> AsyncIterator[Event]:

@@ -12,14 +12,25 @@ import grpc
 import pytest
 
 from app.backends.port import EngineBackend, EngineRefused, EngineSilent, OutcomeLost, Silence
-from app.domain.commands import AbortRequests, Command, FlushCaches, Pause, Resume
+from app.domain.commands import (
+    AbortRequests,
+    Command,
+    FlushCaches,
+    Pause,
+    ReleaseResources,
+    RestoreResources,
+    Resume,
+)
 from app.domain.kinds import (
     Admission,
     CacheKind,
+    ContentPolicy,
+    DrainRule,
     FailureEffect,
     NewRequests,
     OperationKind,
     PauseMode,
+    ResourceKind,
     RevisionSource,
     Verification,
     WeightsState,
@@ -247,6 +258,18 @@ class TestOrders:
             ),
             (Resume(pause_epoch=9), {"pause_epoch": 9}),
             (FlushCaches(caches=(CacheKind.PREFIX, CacheKind.ENCODER)), {"caches": [1, 2]}),
+            (
+                ReleaseResources(
+                    resources=(ResourceKind.KV_CACHE, ResourceKind.WEIGHTS),
+                    content=ContentPolicy.DISCARD,
+                    drain=DrainRule.REFUSE,
+                ),
+                {"resources": [2, 1], "content": 2, "drain": 3},
+            ),
+            (
+                RestoreResources(resources=(ResourceKind.EXECUTION_GRAPHS,), release_epoch=4),
+                {"resources": [3], "release_epoch": 4},
+            ),
         ],
     )
     async def test_every_field_reaches_the_engine(

@@ -54,6 +54,19 @@ class TestWhatIsSent:
             (("abort", "e", "r-1", "r-2"), "abort-requests", {"request_ids": ["r-1", "r-2"]}),
             (("abort", "e", "--all"), "abort-requests", {"all": True}),
             (("resume", "e", "--pause-epoch", "3"), "resume", {"pause_epoch": 3}),
+            (
+                (
+                    *("release", "e", "--resource", "kv_cache", "--resource", "weights"),
+                    *("--content", "discard", "--drain", "wait"),
+                ),
+                "release-resources",
+                {"resources": ["kv_cache", "weights"], "content": "discard", "drain": "wait"},
+            ),
+            (
+                ("restore", "e", "--resource", "kv_cache", "--release-epoch", "2"),
+                "restore-resources",
+                {"resources": ["kv_cache"], "release_epoch": 2},
+            ),
         ],
     )
     def test_the_others(
@@ -98,6 +111,31 @@ class TestResume:
         ran = at("resume", "torch-0")
         assert (ran.code, len(gateway.seen)) == (6, 1)
         assert "not paused" in ran.err
+
+
+class TestRestore:
+    def engine(self, *released: str, epoch: int = 2) -> Answer:
+        facts = {"released": list(released), "release_epoch": epoch}
+        return Answer(200, {"id": "torch-0", "revision": 7, "facts": facts})
+
+    @pytest.mark.parametrize(
+        ("given", "resources"), [((), ["kv_cache", "weights"]), (("weights",), ["weights"])]
+    )
+    def test_it_restores_what_it_has_read_to_be_released(
+        self, at: Run, gateway: Gateway, given: tuple[str, ...], resources: list[str]
+    ) -> None:
+        gateway.then(self.engine("kv_cache", "weights")).then(accepted)
+        ran = at("restore", "torch-0", *(f"--resource={name}" for name in given))
+        assert ran.code == 0
+        assert f"restoring {', '.join(resources)} of release 2 at revision 7" in ran.err
+        assert gateway.seen[1].body == {"resources": resources, "release_epoch": 2}
+        assert gateway.seen[1].headers["if-match"] == '"r7"'
+
+    def test_there_is_nothing_to_restore(self, at: Run, gateway: Gateway) -> None:
+        gateway.then(self.engine())
+        ran = at("restore", "torch-0")
+        assert (ran.code, len(gateway.seen)) == (6, 1)
+        assert "nothing of engine torch-0 is released" in ran.err
 
 
 class TestOutcome:
@@ -309,6 +347,9 @@ class TestUsage:
             ("abort", "torch-0"),
             ("abort", "torch-0", "r-1", "--all"),
             ("resume", "torch-0", "--pause-epoch", "0"),
+            ("release", "torch-0", "--resource", "kv_cache", "--content", "discard"),
+            ("release", "torch-0", "--content", "discard", "--drain", "wait"),
+            ("restore", "torch-0", "--release-epoch", "0"),
             ("ops", "get", "../x"),
             ("engines", "register", "e", "--admin", "a:1", "--label", "x"),
             ("no-such-verb",),

@@ -9,6 +9,7 @@ import pytest
 import structlog
 
 from app.observability.log import configure_logging
+from tests.http.full import Full, full_engine
 from tests.http.gateway import Gateway, gateway
 
 
@@ -25,6 +26,13 @@ quiet()
 async def gate(tmp_path: Path) -> AsyncIterator[Gateway]:
     """A gateway with one engine, `e1`, that carries out what it is told."""
     async with gateway(tmp_path / "data") as made:
+        yield made
+
+
+@pytest.fixture
+async def full(gate: Gateway, tmp_path: Path) -> AsyncIterator[Full]:
+    """An engine of two ranks, `full`, that offers every order."""
+    async with full_engine(gate, tmp_path / "full") as made:
         yield made
 
 

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from app.domain.commands import AbortRequests, FlushCaches, Pause, Resume
+from app.domain.commands import (
+    AbortRequests,
+    FlushCaches,
+    Pause,
+    ReleaseResources,
+    RestoreResources,
+    Resume,
+)
 from app.domain.errors import InvalidArgument
 from app.domain.kinds import OperationKind
 from app.operations.backoff import Backoff
@@ -29,7 +36,17 @@ def test_the_published_table_is_the_one_in_force() -> None:
         OperationKind(kind): (int(a) * _UNIT_MS[unit_a], int(b) * _UNIT_MS[unit_b])
         for kind, a, unit_a, b, unit_b in row.findall(PAGE.read_text())
     }
-    offered = {command.kind for command in (FlushCaches, Pause, Resume, AbortRequests)}
+    offered = {
+        command.kind
+        for command in (
+            FlushCaches,
+            Pause,
+            Resume,
+            ReleaseResources,
+            RestoreResources,
+            AbortRequests,
+        )
+    }
     assert published == {kind: TABLE_MS[kind] for kind in offered}
 
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from app.http.bodies import AbortRequestsBody, FlushCachesBody, PauseBody, ResumeBody
+from app.http.bodies import (
+    AbortRequestsBody,
+    FlushCachesBody,
+    PauseBody,
+    ReleaseResourcesBody,
+    RestoreResourcesBody,
+    ResumeBody,
+)
 from app.http.calls import Call
 from app.http.documents.operation import OperationDocument
 from app.http.replies import problems
 from app.http.route import EdgeRoute
-from app.http.routers.needs import MayAbort, MayFlush, MayPause
+from app.http.routers.needs import MayAbort, MayFlush, MayManageResources, MayPause
 
 router = APIRouter(
     prefix="/v1/engines/{engine}",
@@ -50,6 +57,22 @@ async def pause(who: MayPause, call: Call, body: PauseBody) -> Response:
 @router.post("/resume", status_code=202, response_model=OperationDocument)
 async def resume(who: MayPause, call: Call, body: ResumeBody) -> Response:
     """Lift the pause of that epoch, and no other."""
+    return await call.give(body, who)
+
+
+@router.post("/release-resources", status_code=202, response_model=OperationDocument)
+async def release_resources(
+    who: MayManageResources, call: Call, body: ReleaseResourcesBody
+) -> Response:
+    """Close admission and give memory back: of weights, KV cache, execution graphs."""
+    return await call.give(body, who)
+
+
+@router.post("/restore-resources", status_code=202, response_model=OperationDocument)
+async def restore_resources(
+    who: MayManageResources, call: Call, body: RestoreResourcesBody
+) -> Response:
+    """Take released memory again. It never opens admission."""
     return await call.give(body, who)
 
 

@@ -1,0 +1,81 @@
+"""Results of completed orders, out of an engine's words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from google.protobuf.message import Message
+
+from app.backends.spelling import count_of, word, words
+from app.domain.kinds import OperationKind
+from app.domain.operation import JsonValue
+from app.rpc.openengine.v1 import admin_pb2
+
+Result = dict[str, JsonValue]
+
+
+def result_of(said: admin_pb2.OperationCompleted, kind: OperationKind) -> Result | None:
+    """None: there is none of that kind in it. Raises Malformed."""
+    if said.WhichOneof("result") != kind.value or kind not in _RESULTS:
+        return None
+    return _RESULTS[kind](getattr(said, kind.value))
+
+
+def _caches(caches: Iterable[admin_pb2.FlushedCache]) -> list[JsonValue]:
+    return [
+        {
+            "kind": word(admin_pb2.CacheKind, cache.kind) or "unknown",
+            "blocks_freed": count_of(cache.blocks_freed),
+            "blocks_in_use": count_of(cache.blocks_in_use),
+        }
+        for cache in caches
+    ]
+
+
+def _flushed(result: admin_pb2.FlushCachesResult) -> Result:
+    return {"caches": _caches(result.caches)}
+
+
+def _counts(result: Message) -> Result:
+    """A result that consists of counts alone."""
+    return {field.name: count_of(getattr(result, field.name)) for field in result.DESCRIPTOR.fields}
+
+
+def _memory(memory: Iterable[admin_pb2.RankBytes]) -> list[JsonValue]:
+    return [
+        {
+            "rank": held.rank,
+            "resource": word(admin_pb2.ResourceKind, held.resource) or "unknown",
+            "bytes_before": count_of(held.bytes_before),
+            "bytes_after": count_of(held.bytes_after),
+        }
+        for held in memory
+    ]
+
+
+def _restored(
+    result: admin_pb2.ReleaseResourcesResult | admin_pb2.RestoreResourcesResult,
+) -> Result:
+    """`released`: all that is released after it."""
+    return {
+        "release_epoch": count_of(result.release_epoch),
+        "released": list(words(admin_pb2.ResourceKind, result.released)),
+        "memory": _memory(result.memory),
+    }
+
+
+def _released(result: admin_pb2.ReleaseResourcesResult) -> Result:
+    return {
+        **_restored(result),
+        "requests_finished": count_of(result.requests_finished),
+        "requests_aborted": count_of(result.requests_aborted),
+    }
+
+
+_RESULTS: Mapping[OperationKind, Callable[..., Result]] = {
+    OperationKind.FLUSH_CACHES: _flushed,
+    OperationKind.PAUSE: _counts,
+    OperationKind.RESUME: _counts,
+    OperationKind.RELEASE_RESOURCES: _released,
+    OperationKind.RESTORE_RESOURCES: _restored,
+}
