@@ -8,19 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from app.reference_engine.collective import Alone, Collective, RankGroup
 from app.reference_engine.config import ModelConfig, read_config
 from app.reference_engine.core import EngineCore
-from app.reference_engine.errors import TokenizerMismatch, UnsupportedArchitecture
+from app.reference_engine.errors import (
+    CheckpointError,
+    TokenizerMismatch,
+    UnsupportedArchitecture,
+)
 from app.reference_engine.holding import Holding
+from app.reference_engine.host_memory import sha256_of
 from app.reference_engine.kv_cache import BlockPool
 from app.reference_engine.limits import Capacity, CoreSettings, capacity_of
-from app.reference_engine.messages import Ready, StepPlan
+from app.reference_engine.messages import EarlierWeights, Ready, StepPlan
 from app.reference_engine.model import KvCache, Llama
 from app.reference_engine.pulse import Pulse
 from app.reference_engine.scheduler import Scheduler, SchedulerLimits
 from app.reference_engine.sharding import Layout
+from app.reference_engine.source_reading import read_source
 from app.reference_engine.tokenizer import Tokenizer
 from app.reference_engine.weights import load_part
 
@@ -58,9 +65,10 @@ def build_rank(
     rank: int = 0,
     rendezvous: Path | None = None,
     pulse: Pulse | None = None,
+    earlier: EarlierWeights | None = None,
 ) -> BuiltRank:
     """Load, check, and meet the other ranks; raises CheckpointError for what can not be served,
-    PeerLost when the group does not come about."""
+    PeerLost when the group does not come about. For ``earlier`` see :class:`Start`."""
     config = read_config(checkpoint)
     tokenizer = Tokenizer.load(checkpoint)
     if tokenizer.vocab_size > config.vocab_size:
@@ -69,21 +77,50 @@ def build_rank(
     device = _device(settings, rank)
     layout = Layout(config, rank, world_size)
     capacity = capacity_of(settings, config)
-    weights = {name: part.to(device) for name, part in load_part(checkpoint, layout).items()}
-    _set_threads(settings, sum(part.numel() for part in weights.values()))
+    weights = _weights(checkpoint, layout, earlier)
+    parameters = 0
+    if weights is not None:
+        weights = {name: part.to(device) for name, part in weights.items()}
+        parameters = sum(part.numel() for part in weights.values())
+    _set_threads(settings, parameters)
     group: Collective = Alone()
     if rendezvous is not None and world_size > 1:
         group = RankGroup(rank, world_size, rendezvous, device, pulse or Pulse())
-    model = Llama(config, weights, capacity.max_model_len, layout=layout, group=group)
-    cache = KvCache(layout.local, capacity.kv_blocks, settings.block_size, device)
+    bare = Llama(config, None, capacity.max_model_len, layout=layout, group=group, device=device)
+    holding = Holding(
+        bare,
+        weights,
+        lambda: KvCache(layout.local, capacity.kv_blocks, settings.block_size, device),
+    )
     ready = Ready(
         rank=rank,
         pid=os.getpid(),
         total_kv_blocks=capacity.kv_blocks,
         max_model_len=capacity.max_model_len,
-        parameters=model.parameters,
+        parameters=parameters,
+        weights_sha256=holding.held.sha256,
     )
-    return BuiltRank(config, tokenizer, capacity, Holding(model, cache), ready)
+    return BuiltRank(config, tokenizer, capacity, holding, ready)
+
+
+def _weights(
+    checkpoint: Path, layout: Layout, earlier: EarlierWeights | None
+) -> dict[str, Tensor] | None:
+    if earlier is None:
+        return load_part(checkpoint, layout)
+    if not earlier.sha256:
+        return None
+    try:
+        if earlier.source is None:
+            weights = load_part(checkpoint, layout)
+        else:
+            weights, _ = read_source(
+                earlier.source, layout, check_finite=False, proceed=lambda: None
+            )
+    except CheckpointError:
+        return None
+    # Other bytes under the same name would be another version without anybody having said so.
+    return weights if sha256_of(weights) == earlier.sha256 else None
 
 
 def _device(settings: CoreSettings, rank: int) -> torch.device:

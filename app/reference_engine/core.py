@@ -8,12 +8,14 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
+from app.reference_engine import change_orders as c
 from app.reference_engine import messages as m
 from app.reference_engine.errors import OrderRefused
 from app.reference_engine.holding import Holding
 from app.reference_engine.output import Output
 from app.reference_engine.sampler import NoFiniteLogits, Row, Scored, sample, score
 from app.reference_engine.scheduler import Chunk, Scheduler, Sequence
+from app.reference_engine.staging import Staging
 from app.reference_engine.tokenizer import Tokenizer
 
 
@@ -33,6 +35,8 @@ class EngineCore:
         """``announce`` hands each step to the other ranks, before this one begins it."""
         self._scheduler = scheduler
         self._holding = holding
+        self._staging = Staging(holding)
+        self._preparation: c.Preparation | None = None
         self._tokenizer = tokenizer
         self._announce = announce
         self._outputs: dict[str, Output] = {}
@@ -43,7 +47,14 @@ class EngineCore:
     @property
     def runnable(self) -> bool:
         """Whether :meth:`step` has something to do."""
-        return self._scheduler.runnable
+        return self._scheduler.runnable and self._holding.able
+
+    def prepare(self, order: c.Preparation) -> Callable[[], m.Result]:
+        """Begin a change of what the ranks hold; see :meth:`Staging.begin`."""
+        self._check_idle(order)
+        work = self._staging.begin(order)
+        self._preparation = order
+        return work
 
     def apply(self, order: m.Order) -> tuple[m.Result, list[m.RequestReport]]:
         """Carry out one order between two steps. Raises :class:`OrderRefused`."""
@@ -60,15 +71,22 @@ class EngineCore:
             case m.ReadLoad():
                 return self._load(), []
             case m.Probe():
-                if not bool(np.isfinite(self._holding.probe()).all()):
-                    raise OrderRefused("the model's output is not finite")
+                self._probe()
                 return m.Done(), []
             case m.Shutdown():
                 return m.Done(), []
+            case c.CommitChange(change_id):
+                return self._commit(change_id), []
+            case c.UndoChange(change_id):
+                return self._staging.undo(change_id), []
+            case c.SettleChange(change_id):
+                return self._staging.settle(change_id), []
+            case c.PrepareRelease() | c.PrepareRestore() | c.PrepareUpdate():
+                return self.prepare(order)(), []
 
     def step(self) -> list[m.RequestReport]:
         """Compute one batch; what it adds to each request."""
-        chunks = self._scheduler.plan()
+        chunks = self._scheduler.plan() if self.runnable else ()
         if not chunks:
             return []
         token_ids: list[int] = []
@@ -221,6 +239,44 @@ class EngineCore:
             decode_batch_size=decode,
             steps=self._steps,
         )
+
+    def _probe(self) -> None:
+        """Announced like a step: the others compute along because this rank does, or not at all."""
+        if not self._holding.able:
+            raise OrderRefused("weights or KV cache are not there")
+        plan = self._holding.probe_plan
+        self._announce(plan)
+        if not bool(np.isfinite(self._holding.compute(plan)).all()):
+            raise OrderRefused("the model's output is not finite")
+
+    def _check_idle(self, order: c.Preparation | None) -> None:
+        """What requests in flight need can not be taken from under them."""
+        if not isinstance(order, c.PrepareRelease):
+            return
+        if self._scheduler.runnable:
+            raise OrderRefused(f"{self._scheduler.live} requests are in flight")
+        if self._scheduler.live and not order.preserve:
+            raise OrderRefused(f"{self._scheduler.live} requests are frozen and would lose it")
+
+    def _commit(self, change_id: str) -> m.Result:
+        order = self._preparation
+        self._check_idle(order)
+        self._staging.commit(change_id)
+        match order:
+            case c.PrepareUpdate(flush=flush):
+                switched = tuple(
+                    c.SwitchedAt(one.request_id, one.output_length)
+                    for one in self._scheduler.sequences()
+                )
+                freed = 0
+                if flush:
+                    self._scheduler.recompute()
+                    freed = self._scheduler.flush().freed
+                return c.ChangeCommitted(switched=switched, blocks_freed=freed)
+            case c.PrepareRelease(resources=resources, preserve=False):
+                if c.Resource.KV_CACHE in resources:
+                    return c.ChangeCommitted(blocks_freed=self._scheduler.flush().freed)
+        return c.ChangeCommitted()
 
     def _take_out(self, sequence: Sequence) -> m.Usage:
         output = self._outputs.pop(sequence.request_id)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
+from app.reference_engine import change_orders as c
 from app.reference_engine import messages as m
+from app.reference_engine.change import Change, ChangeOutcome, Holdings
 from app.reference_engine.channel import Issued
 from app.reference_engine.config import ModelConfig, read_config
 from app.reference_engine.errors import (
@@ -42,6 +46,7 @@ class Engine:
         self._supervisor: Supervisor
         self._starting: asyncio.Task[Supervisor] | None = None
         self._closed = False
+        self._holdings = Holdings()
 
     @classmethod
     async def start(
@@ -66,15 +71,18 @@ class Engine:
             "step_deadline_s": step_deadline_s,
             "watch_interval_s": watch_interval_s,
         }
-        engine._supervisor = await engine._start_group()
+        engine._supervisor = await engine._start_group(None)
+        sums = tuple(one.weights_sha256 for one in engine._supervisor.ready)
+        engine._holdings = Holdings(sha256=sums)
         return engine
 
-    async def _start_group(self) -> Supervisor:
+    async def _start_group(self, earlier: dict[int, m.EarlierWeights] | None) -> Supervisor:
         return await Supervisor.start(
             self._checkpoint,
             self.settings,
             on_report=self._deliver,
             on_lost=self._rank_lost,
+            earlier=earlier,
             **self._deadlines,
         )
 
@@ -92,6 +100,12 @@ class Engine:
     def blamed(self) -> tuple[int, ...]:
         """Of the lost ranks those that were the reason."""
         return self._supervisor.blamed
+
+    @property
+    def holdings(self) -> Holdings:
+        """What the ranks hold as of the last change that was settled; while ranks are lost, what a
+        restart goes back to."""
+        return self._holdings
 
     @property
     def ready(self) -> m.Ready:
@@ -154,6 +168,18 @@ class Engine:
         """One forward pass; raises OrderRejected or RankLost when it is not possible."""
         await self._order(m.Probe())
 
+    def change(self, order: c.Preparation, *, prepare_deadline_s: float = 1800.0) -> Change:
+        """Begin a release, a restore or an update of weights. Nothing is sent before the first
+        call of ``prepare``. One at a time: it has to be concluded or rolled back on every rank."""
+        return Change(
+            order,
+            self.ranks,
+            self.issue,
+            self._changed,
+            prepare_deadline_s=prepare_deadline_s,
+            order_deadline_s=self._supervisor.order_deadline_s,
+        )
+
     def issue(self, order: m.Order) -> Issued:
         """Put an order in the log for all ranks; for callers that follow each rank themselves."""
         return self._supervisor.log.issue(order)
@@ -166,12 +192,19 @@ class Engine:
         """Start all ranks anew after a loss, with the gate as said; nothing happens without one.
 
         What the lost ranks had in flight is gone: requests have ended, and the KV cache is empty.
-        Raises StartupFailed, and the ranks stay lost; it may be tried again.
+        Weights are read again from the source of the last settled update, and only those count
+        that have the checksum which each rank had then. Where they can not be had so (the files
+        are gone or others, or the tensors came through memory), the weights are missing on all
+        ranks, and an update has to bring some. What was released is released again.
+
+        Raises StartupFailed, RankLost or OrderRejected, and the ranks are lost still or again; it
+        may be tried again.
         """
         if not self.lost or self._starting is not None:
             return
         await self._supervisor.close()
-        self._starting = asyncio.create_task(self._start_group())
+        before = self._holdings
+        self._starting = asyncio.create_task(self._start_group(before.earlier()))
         try:
             supervisor = await self._starting
         except asyncio.CancelledError:
@@ -182,8 +215,45 @@ class Engine:
         finally:
             self._starting = None
         self._supervisor = supervisor
-        if gate is not m.Gate.OPEN:
-            await self.set_gate(m.SetGate(gate=gate))
+        try:
+            await self._set_up_again(before)
+            if gate is not m.Gate.OPEN:
+                await self.set_gate(m.SetGate(gate=gate))
+        except (RankLost, OrderRejected):
+            # Ranks that are neither as before nor missing their weights together serve nothing.
+            await supervisor.close()
+            self._holdings = before
+            raise
+
+    async def _set_up_again(self, before: Holdings) -> None:
+        """Bring the ranks of a new group to one state: the earlier one, as far as it can be had."""
+        self._holdings = replace(before, released={})
+        sums = tuple(one.weights_sha256 for one in self._supervisor.ready)
+        if not all(sums):
+            # Some may have found theirs: a part of a model is nothing.
+            await self._change_all({c.Resource.WEIGHTS: False})
+            order = c.PrepareRestore(change_id=uuid4().hex, resources=(c.Resource.WEIGHTS,))
+            await self.carry_out(order)
+        if before.released:
+            await self._change_all(before.released)
+
+    async def _change_all(self, released: Mapping[c.Resource, bool]) -> None:
+        for resource, preserve in released.items():
+            await self.carry_out(
+                c.PrepareRelease(change_id=uuid4().hex, resources=(resource,), preserve=preserve)
+            )
+
+    async def carry_out(self, order: c.Preparation) -> ChangeOutcome:
+        """A change on all ranks, all phases; rolled back when a rank refuses. Raises OrderRejected
+        with nothing changed, or RankLost."""
+        change = self.change(order)
+        try:
+            await asyncio.gather(*(change.prepare(rank) for rank in self.ranks))
+            await asyncio.gather(*(change.commit(rank) for rank in self.ranks))
+        except OrderRejected:
+            await asyncio.gather(*(change.rollback(rank) for rank in self.ranks))
+            raise
+        return await change.conclude()
 
     async def close(self) -> None:
         """End everything. Open streams end with Failed."""
@@ -208,6 +278,9 @@ class Engine:
             stream = self._streams.pop(request_id, None)
         if stream is not None:
             stream.put_nowait(report)
+
+    def _changed(self, order: c.Preparation, outcome: ChangeOutcome) -> None:
+        self._holdings = self._holdings.after(order, outcome)
 
     def _rank_lost(self, rank: int, cause: str) -> None:
         self._fail_all(f"rank {rank} of the engine was lost: {cause}")

@@ -131,6 +131,10 @@ class CannotServe(ReferenceEngineError):
     """Settings, data folder or addresses do not allow to serve; the message is one line."""
 
 
+class SourceRefused(ReferenceEngineError):
+    """New weights may not be read from there, or are not described as they must be."""
+
+
 class OrderRefused(ReferenceEngineError):
     """Within a rank: the order can not be carried out now, and nothing was changed by it."""
 

@@ -6,20 +6,34 @@ every step before it in the log is computed here, and none after it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from app.reference_engine import change_orders as c
 from app.reference_engine import messages as m
 from app.reference_engine.holding import Holding
+from app.reference_engine.staging import Staging
 
 
 class Follower:
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
+        self._staging = Staging(holding)
+
+    def prepare(self, order: c.Preparation) -> Callable[[], m.Result]:
+        """See :meth:`Staging.begin`."""
+        return self._staging.begin(order)
 
     def apply(self, order: m.Order) -> m.Result:
-        """Raises OrderRefused or PeerLost."""
-        if isinstance(order, m.Probe):
-            self._holding.probe()
+        """Raises OrderRefused."""
+        match order:
+            case c.CommitChange(change_id):
+                return self._staging.commit(change_id)
+            case c.UndoChange(change_id):
+                return self._staging.undo(change_id)
+            case c.SettleChange(change_id):
+                return self._staging.settle(change_id)
         return m.Done()
 
     def compute(self, plan: m.StepPlan) -> None:
-        """Raises PeerLost."""
+        """Raises PeerLost; OrderRefused means that this rank is not what the first one thinks."""
         self._holding.compute(plan)

@@ -5,30 +5,93 @@ The first rank computes what its scheduler plans, the others compute along; both
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
 from app.reference_engine import messages as m
+from app.reference_engine.change_orders import Resource
 from app.reference_engine.config import ModelConfig
+from app.reference_engine.errors import OrderRefused
+from app.reference_engine.host_memory import HostCopy, bytes_of, sha256_of
 from app.reference_engine.model import KvCache, Llama, Span
 from app.reference_engine.sampler import Row
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """All of it as one value, so that a commit and its undoing are one assignment each.
+
+    ``model`` and ``cache`` are None while released, the weights also while they are missing;
+    ``kept_…`` are the copies that a release preserved. ``sha256`` belongs to the weights that are
+    live or kept, empty when there are none.
+    """
+
+    model: Llama | None
+    cache: KvCache | None
+    sha256: str
+    kept_weights: HostCopy | None = None
+    kept_cache: HostCopy | None = None
+    released: frozenset[Resource] = frozenset()
+
+
 class Holding:
-    def __init__(self, model: Llama, cache: KvCache) -> None:
-        self._model = model
-        self._cache = cache
+    """``bare`` is the model without weights; ``new_cache`` makes an empty cache."""
+
+    def __init__(
+        self, bare: Llama, weights: dict[str, Tensor] | None, new_cache: Callable[[], KvCache]
+    ) -> None:
+        self.bare = bare
+        self.new_cache = new_cache
+        self.unsettled = False
+        model = None if weights is None else bare.with_weights(weights)
+        cache = new_cache()
+        # A step that leaves no trace.
+        self.probe_plan = m.StepPlan((0,), (m.StepSpan(0, 1, (cache.scratch_block,)),))
+        self.held = Held(model, cache, "" if weights is None else sha256_of(weights))
 
     @property
     def config(self) -> ModelConfig:
         """Of the whole model."""
-        return self._model.layout.config
+        return self.bare.layout.config
+
+    @property
+    def able(self) -> bool:
+        """Whether a step can be computed now."""
+        whole = self.held.model is not None and self.held.cache is not None
+        return whole and not self.unsettled
 
     def compute(self, plan: m.StepPlan) -> Row:
         """Logits after the last token of each span, [spans, vocabulary]; whole on the first rank.
-        Raises PeerLost."""
+        Raises PeerLost, or OrderRefused when weights or cache are not there."""
+        model, cache = self.held.model, self.held.cache
+        if model is None or cache is None or self.unsettled:
+            raise OrderRefused("weights or KV cache are not there")
         spans = [Span(one.start, one.count, one.blocks) for one in plan.spans]
-        rows: Row = self._model.forward(plan.token_ids, spans, self._cache).numpy()
+        rows: Row = model.forward(plan.token_ids, spans, cache).numpy()
         return rows
 
-    def probe(self) -> Row:
-        """Logits of one forward pass that leaves no trace; all ranks have to do it at once."""
-        span = m.StepSpan(0, 1, (self._cache.scratch_block,))
-        return self.compute(m.StepPlan((0,), (span,)))
+    @property
+    def device(self) -> torch.device:
+        return self.bare.device
+
+    def live_sha256(self) -> str:
+        """Computed from the bytes as they are now; empty without live weights."""
+        return "" if self.held.model is None else sha256_of(self.held.model.weights)
+
+    def bytes_held(self, resource: Resource) -> int:
+        """What the tensors of a resource measure."""
+        if resource is Resource.WEIGHTS:
+            return 0 if self.held.model is None else bytes_of(self.held.model.weights)
+        return 0 if self.held.cache is None else bytes_of(cache_tensors(self.held.cache))
+
+    @property
+    def bytes_kept(self) -> int:
+        copies = (self.held.kept_weights, self.held.kept_cache)
+        return sum(copy.bytes for copy in copies if copy is not None)
+
+
+def cache_tensors(cache: KvCache) -> dict[str, Tensor]:
+    return {"keys": cache.keys, "values": cache.values}

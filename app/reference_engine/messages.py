@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from app.reference_engine.change_orders import ChangeOrder, ChangeResult, DiskSource
 from app.reference_engine.limits import CoreSettings
 
 
@@ -41,14 +42,28 @@ class AbortStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierWeights:
+    """``sha256`` of the rank's own part; empty: there were none. ``source`` None: from the
+    checkpoint's own files."""
+
+    source: DiskSource | None
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """The first message to a rank, before the log begins. ``checkpoint`` is a folder's path;
-    ``rendezvous`` a file's, through which several ranks find each other."""
+    ``rendezvous`` a file's, through which several ranks find each other.
+
+    ``weights`` None: those of the checkpoint, which must be there. Otherwise what an earlier group
+    served: where they no longer are, or are not what they were, the rank comes up without any.
+    """
 
     rank: int
     checkpoint: str
     rendezvous: str
     settings: CoreSettings
+    weights: EarlierWeights | None = None
 
 
 # ---- a request ----
@@ -152,7 +167,7 @@ class Shutdown:
     pass
 
 
-Order = Submit | Abort | SetGate | FlushPrefixCache | ReadLoad | Probe | Shutdown
+Order = Submit | Abort | SetGate | FlushPrefixCache | ReadLoad | Probe | Shutdown | ChangeOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +269,7 @@ class Done:
     pass
 
 
-Result = Submitted | Aborted | GateSet | PrefixFlushed | LoadNumbers | Done
+Result = Submitted | Aborted | GateSet | PrefixFlushed | LoadNumbers | Done | ChangeResult
 
 
 # ---- reports ----
@@ -272,13 +287,15 @@ class Ack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A rank has its weights and cache and can take orders."""
+    """A rank can take orders. ``parameters`` and the checksum are of this rank's part; without
+    weights, 0 and empty."""
 
     rank: int
     pid: int
     total_kv_blocks: int
     max_model_len: int
     parameters: int
+    weights_sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

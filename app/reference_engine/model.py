@@ -124,17 +124,18 @@ class Llama:
 
     With a ``layout`` of several ranks the weights are this rank's part, and ``group`` is where the
     parts meet: all ranks then make the same calls. ``max_positions`` bounds the positions that may
-    be asked for. Not thread-safe.
+    be asked for. Without weights it only serves to make others that have some. Not thread-safe.
     """
 
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor] | None,
         max_positions: int,
         *,
         layout: Layout | None = None,
         group: Collective | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.layout = layout or Layout(config)
         self.config = self.layout.local
@@ -145,9 +146,11 @@ class Llama:
         positions = torch.arange(max_positions, dtype=torch.float32)
         angles = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim))
         angles = torch.cat((angles, angles), dim=-1)
-        self._cos, self._sin = angles.cos(), angles.sin()
+        self.device = device
+        self._cos, self._sin = angles.cos().to(device), angles.sin().to(device)
         self._scale = config.head_dim**-0.5
-        self._use(weights)
+        if weights is not None:
+            self._use(weights)
 
     def with_weights(self, weights: Mapping[str, Tensor]) -> Llama:
         """The same model with other weights, beside this one; the tables are shared."""
@@ -162,8 +165,6 @@ class Llama:
         head = EMBEDDING if self.config.tie_word_embeddings else LM_HEAD
         self._head = _Linear(self.weights[head], None)
         self._layers = tuple(self._layer(number) for number in range(self.config.num_layers))
-        self._device = self._embedding.device
-        self._cos, self._sin = self._cos.to(self._device), self._sin.to(self._device)
 
     @property
     def parameters(self) -> int:
@@ -191,7 +192,7 @@ class Llama:
         sin = self._sin[at].unsqueeze(1)
         slot_of = self._tensor(slots)
         shared = self.config.num_heads // self.config.num_kv_heads
-        groups = [group.on(self._device) for group in _grouped(spans, cache, shared)]
+        groups = [group.on(self.device) for group in _grouped(spans, cache, shared)]
         hidden = self._embed(ids)
         for number, layer in enumerate(self._layers):
             normed = self._norm(hidden, layer.attention_norm)
@@ -225,7 +226,7 @@ class Llama:
         return self._group.sum(rows.masked_fill(~inside.unsqueeze(-1), 0.0))
 
     def _tensor(self, numbers: Sequence[int]) -> Tensor:
-        return torch.tensor(numbers, device=self._device)
+        return torch.tensor(numbers, device=self.device)
 
     def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(rows, (rows.shape[-1],), weight, self.config.rms_norm_eps)

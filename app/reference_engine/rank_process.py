@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from app.reference_engine.channel import SocketConnection
 from app.reference_engine.errors import StartupFailed
 from app.reference_engine.limits import CoreSettings
-from app.reference_engine.messages import Ready, Start, StartFailed
+from app.reference_engine.messages import EarlierWeights, Ready, Start, StartFailed
 from app.reference_engine.processes import own_environment, own_module
 from app.reference_engine.wire import encode_frame
 
@@ -85,7 +85,10 @@ class RankProcess:
 
 
 async def start_group(
-    checkpoint: Path, settings: CoreSettings, deadline_s: float
+    checkpoint: Path,
+    settings: CoreSettings,
+    deadline_s: float,
+    earlier: Mapping[int, EarlierWeights] | None = None,
 ) -> tuple[list[RankProcess], list[Ready]]:
     """Start every rank or none, within the deadline. Raises StartupFailed."""
     processes: list[RankProcess] = []
@@ -100,6 +103,7 @@ async def start_group(
                         checkpoint=str(checkpoint),
                         rendezvous=str(Path(folder) / "rendezvous"),
                         settings=settings,
+                        weights=None if earlier is None else earlier[one.rank],
                     )
                     for one in processes
                 ]

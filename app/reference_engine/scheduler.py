@@ -162,6 +162,14 @@ class Scheduler:
         """Empty the prefix cache; see :meth:`BlockPool.flush`."""
         return self._pool.flush()
 
+    def recompute(self) -> None:
+        """Every live sequence gives its KV up, and computes it again when it next runs. Its output
+        so far stays, and so does its place in the line."""
+        for sequence in reversed(self._running):
+            self._give_back(sequence)
+            self._waiting.appendleft(sequence)
+        self._running.clear()
+
     def plan(self) -> tuple[Chunk, ...]:
         """The next step's work; empty when there is none. Blocks for it are allocated."""
         if not self.runnable:

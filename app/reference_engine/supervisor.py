@@ -10,7 +10,7 @@ for ever.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from app.reference_engine.channel import Issued, OrderLog, RankConnection
@@ -19,6 +19,7 @@ from app.reference_engine.limits import CoreSettings
 from app.reference_engine.messages import (
     Ack,
     Broken,
+    EarlierWeights,
     Failed,
     Finished,
     Ping,
@@ -79,15 +80,17 @@ class Supervisor:
         order_deadline_s: float = 60.0,
         step_deadline_s: float = 60.0,
         watch_interval_s: float = 1.0,
+        earlier: Mapping[int, EarlierWeights] | None = None,
     ) -> Supervisor:
         """Start every rank or none. ``on_lost`` gets rank and cause, once: of the rank that is to
         blame. Every rank is pinged each ``watch_interval_s``, and is lost when it does not answer
         within ``step_deadline_s`` or has been at one step for longer; or when it does not
-        acknowledge an order within ``order_deadline_s``.
+        acknowledge an order within ``order_deadline_s``. ``earlier``: what an earlier group served,
+        for this one to serve again.
 
         Raises StartupFailed.
         """
-        processes, ready = await start_group(checkpoint, settings, startup_deadline_s)
+        processes, ready = await start_group(checkpoint, settings, startup_deadline_s, earlier)
         return cls(
             processes,
             ready,

@@ -29,7 +29,8 @@ from app.reference_engine.sharding import Cut
 
 _MAX_HEADER_BYTES = 100_000_000
 _PIECE_BYTES = 8 << 20
-_DTYPES = {
+# The words of the format.
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -117,7 +118,7 @@ class TensorFile:
 
     def tensor(self, entry: Entry, cut: Cut | None = None) -> Tensor:
         """The tensor, or one rank's part, as stored, in memory of its own."""
-        dtype = _DTYPES[entry.dtype]
+        dtype = DTYPES[entry.dtype]
         if cut is None:
             return self._read(entry.begin, entry.shape, dtype)
         row_bytes = entry.length // entry.shape[0] if entry.shape[0] else 0
@@ -186,7 +187,7 @@ class TensorFile:
         if not 0 <= begin <= end <= self.identity.size - data or min(shape, default=0) < 0:
             raise self._invalid(f"tensor {name!r} is not whole")
         entry = Entry(dtype, shape, data + begin, end - begin)
-        if dtype in _DTYPES and entry.length != math.prod(shape) * _DTYPES[dtype].itemsize:
+        if dtype in DTYPES and entry.length != math.prod(shape) * DTYPES[dtype].itemsize:
             raise self._invalid(f"tensor {name!r} has another length than its shape says")
         return entry
 

@@ -12,21 +12,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from app.reference_engine.config import ModelConfig, read_json
+from app.reference_engine.config import ModelConfig
 from app.reference_engine.errors import (
-    CheckpointFileInvalid,
-    CheckpointFileMissing,
     TensorMismatch,
     TensorMissing,
     TensorUnexpected,
 )
 from app.reference_engine.sharding import EMBEDDING, FINAL_NORM, LM_HEAD, Layout
 from app.reference_engine.tensor_files import Entry, TensorFile
+from app.reference_engine.weight_files import safetensors_files
 
 __all__ = ["EMBEDDING", "FINAL_NORM", "LM_HEAD", "expected_shapes", "load_part", "load_weights"]
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 # Buffers that older exports wrote although they follow from the configuration.
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
 _LOADABLE = {"F32", "F16", "BF16", "F64"}
@@ -60,28 +57,6 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             if bias:
                 shapes[f"{at}.{name}.bias"] = (rows,)
     return shapes
-
-
-def safetensors_files(directory: Path) -> tuple[Path, ...]:
-    """The files that hold the weights: those an index names, else the single one."""
-    index = directory / _INDEX
-    if not index.exists():
-        single = directory / _SINGLE
-        if not single.is_file():
-            raise CheckpointFileMissing(single)
-        return (single,)
-    shard_of = read_json(index).get("weight_map")
-    if not isinstance(shard_of, dict) or not shard_of:
-        raise CheckpointFileInvalid(index, "no weight_map")
-    files = []
-    for name in sorted(set(map(str, shard_of.values()))):
-        # An index is data from outside: it must not reach files beside the checkpoint.
-        if Path(name).name != name:
-            raise CheckpointFileInvalid(index, f"shard name {name!r} is not a plain file name")
-        if not (directory / name).is_file():
-            raise CheckpointFileMissing(directory / name)
-        files.append(directory / name)
-    return tuple(files)
 
 
 def load_weights(directory: Path, config: ModelConfig) -> dict[str, Tensor]:

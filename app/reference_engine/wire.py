@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, get_args, get_origin, get_type_hints
 
-from app.reference_engine import messages
+from app.reference_engine import change_orders, messages
 from app.reference_engine.limits import CoreSettings
 
 HEADER = struct.Struct("!I")
@@ -21,10 +21,16 @@ MAX_FRAME_BYTES = 64 << 20
 _TYPE_KEY = "@"
 _OTHERS: tuple[type, ...] = (
     messages.Start,
+    messages.EarlierWeights,
     messages.Ping,
     messages.StepPlan,
     messages.StepSpan,
     CoreSettings,
+    change_orders.WeightFile,
+    change_orders.DiskSource,
+    change_orders.SharedTensor,
+    change_orders.SharedSource,
+    change_orders.SwitchedAt,
     messages.Entry,
     messages.GenerationRequest,
     messages.Sampling,
@@ -101,7 +107,8 @@ def _converter(hint: Any) -> Callable[[Any], Any] | None:
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return hint
     if get_origin(hint) is tuple:
-        return tuple
+        inside = _converter(get_args(hint)[0])
+        return tuple if inside is None else lambda items: tuple(map(inside, items))
     options = get_args(hint)
     if type(None) in options:
         inner = [_converter(option) for option in options if option is not type(None)]

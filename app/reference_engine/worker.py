@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.reference_engine import change_orders as c
 from app.reference_engine import messages as m
 from app.reference_engine.errors import OrderRefused, PeerLost, ReferenceEngineError
 from app.reference_engine.pulse import Pulse
@@ -35,8 +36,14 @@ def run(front: FrontEnd, inbox: Inbox, peers: list[socket.socket], pulse: Pulse)
         # Imported here: a rank can then say on its connection that torch itself will not load.
         from app.reference_engine.assembly import build_rank
 
-        rendezvous = Path(start.rendezvous)
-        built = build_rank(Path(start.checkpoint), start.settings, start.rank, rendezvous, pulse)
+        built = build_rank(
+            Path(start.checkpoint),
+            start.settings,
+            start.rank,
+            Path(start.rendezvous),
+            pulse,
+            start.weights,
+        )
     except (ReferenceEngineError, ImportError, MemoryError, RuntimeError) as error:
         front.send([m.StartFailed(rank=start.rank, message=str(error))])
         return
@@ -53,7 +60,7 @@ def run(front: FrontEnd, inbox: Inbox, peers: list[socket.socket], pulse: Pulse)
             follow(leader, inbox)
             front.send([built.ready])
             compute_along(front, inbox, Follower(built.holding), pulse, start.rank)
-    except (PeerLost, RuntimeError, MemoryError) as error:
+    except (PeerLost, OrderRefused, RuntimeError, MemoryError) as error:
         # Said, not shown by dying: which rank is to blame would otherwise be a race between ends.
         by_peer = isinstance(error, PeerLost)
         front.send([m.Broken(rank=start.rank, message=str(error), by_peer=by_peer)])
@@ -77,7 +84,10 @@ def lead(
         entry = inbox.next(wait_s)
         if isinstance(entry, m.Entry):
             followers.send(entry)
-            front.send(_carry_out(core, entry))
+            if isinstance(entry.order, c.Preparation):
+                _prepare(front, core, entry.index, entry.order, _FIRST_RANK)
+            else:
+                front.send(_carry_out(core, entry))
             if isinstance(entry.order, m.Shutdown):
                 return
             continue
@@ -98,6 +108,26 @@ def _carry_out(core: EngineCore, entry: m.Entry) -> list[m.Report]:
     return [*reports, m.Ack(index=entry.index, rank=_FIRST_RANK, result=result)]
 
 
+def _prepare(
+    front: FrontEnd, target: EngineCore | Follower, index: int, order: c.Preparation, rank: int
+) -> None:
+    """In a thread, so that steps and other orders go on; it acknowledges the order at its end."""
+
+    def run() -> None:
+        try:
+            ack = m.Ack(index=index, rank=rank, result=work())
+        except Exception as error:  # nothing is changed yet, whatever went wrong
+            ack = m.Ack(index=index, rank=rank, error=str(error) or type(error).__name__)
+        front.send([ack])
+
+    try:
+        work = target.prepare(order)
+    except OrderRefused as refusal:
+        front.send([m.Ack(index=index, rank=rank, error=str(refusal))])
+        return
+    threading.Thread(target=run, name="prepare", daemon=True).start()
+
+
 def compute_along(
     front: FrontEnd, inbox: Inbox, follower: Follower, pulse: Pulse, rank: int
 ) -> None:
@@ -107,6 +137,8 @@ def compute_along(
         if isinstance(item, m.StepPlan):
             with pulse.step():
                 follower.compute(item)
+        elif item is not None and isinstance(item.order, c.Preparation):
+            _prepare(front, follower, item.index, item.order, rank)
         elif item is not None:
             try:
                 ack = m.Ack(index=item.index, rank=rank, result=follower.apply(item.order))

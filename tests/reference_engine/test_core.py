@@ -12,7 +12,7 @@ from app.reference_engine.core import EngineCore
 from app.reference_engine.errors import OrderRefused
 from app.reference_engine.holding import Holding
 from app.reference_engine.kv_cache import BlockPool
-from app.reference_engine.model import KvCache, Llama
+from app.reference_engine.model import KvCache
 from app.reference_engine.responses import response_of
 from app.reference_engine.scheduler import Scheduler, SchedulerLimits
 from app.reference_engine.tokenizer import Tokenizer
@@ -29,10 +29,9 @@ def damaged(tiny: Path) -> EngineCore:
     config, model = ours(tiny, 128)
     head = model.weights[LM_HEAD].clone()
     head[5, 5] = torch.nan
-    model = Llama(config, {**model.weights, LM_HEAD: head}, 128)
     limits = SchedulerLimits(block_size=16, max_running=4, max_waiting=4, max_batched_tokens=64)
     scheduler = Scheduler(limits, BlockPool(8))
-    holding = Holding(model, KvCache(config, 8, 16))
+    holding = Holding(model, {**model.weights, LM_HEAD: head}, lambda: KvCache(config, 8, 16))
     return EngineCore(scheduler, holding, Tokenizer.load(tiny))
 
 

@@ -30,6 +30,8 @@ ALL = (
     *typing.get_args(m.Report),
     m.Entry,
     m.Start,
+    m.StepPlan,
+    m.Ping,
 )
 
 
@@ -66,7 +68,8 @@ def test_messages_come_back_equal(batch: list[Any]) -> None:
     assert frame_length(frame[: HEADER.size]) == len(frame) - HEADER.size
     found = decode_body(frame[HEADER.size :])
     assert found == batch
-    assert [type(one) for one in found] == [type(one) for one in batch]
+    # An enumeration's member equals its plain string; its representation does not.
+    assert repr(found) == repr(batch)
 
 
 @pytest.mark.parametrize(

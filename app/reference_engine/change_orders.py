@@ -1,0 +1,156 @@
+"""Orders that change what the ranks hold, and their results: release, restore, update of weights.
+
+Each goes its way in four entries of the log. Prepare does all that takes long or can fail, beside
+what is live and while requests go on. Commit moves references, between two steps. Settle makes it
+final: only now is the earlier state given up, and its memory returned. Undo instead of settle leads
+back, from wherever the change is. Between commit and settle or undo no step is computed, so that
+ranks that differ for a moment never compute together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Resource(StrEnum):
+    WEIGHTS = "weights"
+    KV_CACHE = "kv_cache"
+
+
+# ---- where new weights come from ----
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFile:
+    """A safetensors file by its real path, links resolved; ``sha256`` of the whole file in hex,
+    None: not checked."""
+
+    path: str
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSource:
+    files: tuple[WeightFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTensor:
+    """``dtype`` as safetensors spells it, ``offset`` in bytes; row-major, little endian."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSource:
+    """Tensors in one segment of shared memory (a file in /dev/shm) that belongs to ``owner``, a
+    user id."""
+
+    path: str
+    owner: int
+    tensors: tuple[SharedTensor, ...]
+
+
+# ---- orders ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareRelease:
+    """``preserve``: the content is copied to host memory, and restore brings it back."""
+
+    change_id: str
+    resources: tuple[Resource, ...]
+    preserve: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareRestore:
+    change_id: str
+    resources: tuple[Resource, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareUpdate:
+    """``flush``: with the commit, KV of the earlier weights is given up; live requests compute
+    theirs again. ``check_finite``: refuse values that are not finite numbers."""
+
+    change_id: str
+    source: DiskSource | SharedSource
+    flush: bool
+    check_finite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommitChange:
+    change_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class UndoChange:
+    change_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettleChange:
+    change_id: str
+
+
+Preparation = PrepareRelease | PrepareRestore | PrepareUpdate
+ChangeOrder = Preparation | CommitChange | UndoChange | SettleChange
+
+
+# ---- results ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangePrepared:
+    """Of an update: this rank's part, and ``read``, which stands for the very bytes that were read
+    (the ranks' must be equal). Otherwise zeros."""
+
+    tensors: int = 0
+    bytes: int = 0
+    sha256: str = ""
+    read: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchedAt:
+    """A live request had so many output tokens when the weights under it changed."""
+
+    request_id: str
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeCommitted:
+    """From the first rank; the others' are empty."""
+
+    switched: tuple[SwitchedAt, ...] = ()
+    blocks_freed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeUndone:
+    """``weights_sha256``: of the live weights, computed again from their bytes; empty: none."""
+
+    weights_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeSettled:
+    """Memory in bytes. On the CPU ``…_memory`` is the process's resident set, on a CUDA device what
+    its allocator has reserved; ``held`` what the tensors of the order's resources measure;
+    ``kept`` the copies in host memory, which the resident set does not contain."""
+
+    before_memory: int
+    after_memory: int
+    held: int
+    kept: int
+    weights_sha256: str
+
+
+ChangeResult = ChangePrepared | ChangeCommitted | ChangeUndone | ChangeSettled
