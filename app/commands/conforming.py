@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,7 +78,9 @@ def conformance(
 
     Ends with 0 only if nothing failed; says what was not proven, and why.
     """
-    # grpc takes a while to load, and the other verbs do without it.
+    # Each restart of the engine would be a line of grpc's own on stderr. Read when it is loaded.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # It takes a while to load, and the other verbs do without it.
     from app.conformance.catalogue import catalogue, chosen
     from app.conformance.connection import Listener
     from app.conformance.hook import CommandHook

@@ -54,9 +54,12 @@ class CommandHook:
             async with asyncio.timeout(self._timeout_s):
                 code = await process.wait()
         except TimeoutError:
-            os.killpg(process.pid, signal.SIGKILL)
             raise HookFailed(
                 f"the fault hook did not end within {self._timeout_s:g} s at {asked}"
             ) from None
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
         if code != 0:
             raise HookFailed(f"the fault hook ended with code {code} at {asked}")

@@ -23,9 +23,15 @@ UNKNOWN_NUMBER: Any = 9_999
 """No enum of the schema has it."""
 
 
+def named(enum: Any, number: int) -> str:
+    """Its name in the schema; of a number that the schema does not have, the number."""
+    names: dict[int, str] = {value: name for name, value in enum.items()}
+    return names.get(number, str(number))
+
+
 def name_of(kind: Kind) -> str:
     """`release_resources`"""
-    return pb.AdminOperationKind.Name(kind).removeprefix("ADMIN_OPERATION_KIND_").lower()
+    return named(pb.AdminOperationKind, kind).removeprefix("ADMIN_OPERATION_KIND_").lower()
 
 
 class Orders:

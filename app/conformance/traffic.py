@@ -12,6 +12,7 @@ import grpc
 
 from app.conformance.case import NotApplicable, NotHeld
 from app.conformance.connection import Listener
+from app.conformance.orders import named
 from app.conformance.record import Record, Refusal
 from app.rpc.openengine.v1 import error_pb2, generation_pb2, model_pb2, openengine_pb2_grpc
 
@@ -52,9 +53,11 @@ class Generation:
                     case "token":
                         self.tokens += max(1, len(response.token.tokens))
                     case "finished":
-                        end = _named(generation_pb2.FinishReason, response.finished.reason)
+                        reason = named(generation_pb2.FinishReason, response.finished.reason)
+                        end = reason.removeprefix("FINISH_REASON_")
                     case "error":
-                        end = _named(error_pb2.ErrorCode, response.error.code)
+                        code = named(error_pb2.ErrorCode, response.error.code)
+                        end = code.removeprefix("ERROR_CODE_")
                 if self.tokens and self.began_at is None:
                     self.began_at = asyncio.get_running_loop().time()
                 self._news.set()
@@ -182,13 +185,6 @@ class Traffic:
             yield generation
         finally:
             generation.hang_up()
-
-
-def _named(enum: Any, number: int) -> str:
-    """`LENGTH`; of a number that the schema does not have, the number."""
-    names: dict[int, str] = {value: name for name, value in enum.items()}
-    name = names.get(number, str(number))
-    return name.removeprefix("FINISH_REASON_").removeprefix("ERROR_CODE_")
 
 
 def too_short() -> NotApplicable:

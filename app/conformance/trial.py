@@ -15,7 +15,7 @@ from app.conformance.case import NotApplicable, NotHeld, expect
 from app.conformance.client import Client, Stream, brief, completed_of
 from app.conformance.connection import Listener
 from app.conformance.hook import FaultHook, HookFailed
-from app.conformance.orders import Kind, Orders, name_of
+from app.conformance.orders import Kind, Orders, name_of, named
 from app.conformance.record import Record, Refusal
 from app.conformance.traffic import Generation, Traffic, too_short
 from app.rpc.openengine.v1 import admin_pb2 as pb
@@ -86,7 +86,7 @@ class Trial:
             away = answer.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
             raise TargetRefused(f"GetAdminProfile: {answer}", answered=answer.info or not away)
         if answer.state.admission != pb.ADMISSION_STATE_OPEN:
-            state = pb.AdmissionState.Name(answer.state.admission)
+            state = named(pb.AdmissionState, answer.state.admission)
             raise TargetRefused(
                 f"admission is {state}: the suite lifts no pause but its own; resume first"
             )
@@ -136,7 +136,7 @@ class Trial:
         self.require(pb.ADMIN_OPERATION_KIND_PAUSE, pb.ADMIN_OPERATION_KIND_RESUME)
         for mode in modes:
             if mode not in self.profile.pause_modes:
-                name = pb.PauseMode.Name(mode).removeprefix("PAUSE_MODE_").lower()
+                name = named(pb.PauseMode, mode).removeprefix("PAUSE_MODE_").lower()
                 raise NotApplicable(f"the profile does not offer pause mode {name}")
 
     def pause(self, **fields: Any) -> pb.PauseRequest:
@@ -214,7 +214,7 @@ class Trial:
             if loop.time() > until:
                 raise NotHeld(
                     "admission to be DRAINING while a drain waits for a request",
-                    pb.AdmissionState.Name(admission),
+                    named(pb.AdmissionState, admission),
                 )
             await asyncio.sleep(0.01)
 
@@ -322,9 +322,9 @@ def state_of(profile: pb.AdminProfile) -> dict[str, Any]:
         "revision": profile.revision,
         "pause epoch": profile.pause_epoch,
         "release epoch": profile.release_epoch,
-        "admission": pb.AdmissionState.Name(state.admission),
-        "pause": (state.pause.operation_id, pb.PauseMode.Name(state.pause.mode)),
-        "released": [pb.ResourceKind.Name(kind) for kind in state.released],
+        "admission": named(pb.AdmissionState, state.admission),
+        "pause": (state.pause.operation_id, named(pb.PauseMode, state.pause.mode)),
+        "released": [named(pb.ResourceKind, kind) for kind in state.released],
         "weights": brief(state.weights),
         "role": state.role,
         "adapters": [adapter.lora_name for adapter in state.loras],

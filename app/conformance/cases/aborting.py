@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.conformance.case import Case, Need, case, expect
 from app.conformance.client import brief
+from app.conformance.orders import named
 from app.conformance.record import Refusal
 from app.conformance.traffic import too_short
 from app.conformance.trial import IN_THE_MIDST_S, Trial
@@ -16,7 +17,7 @@ _S = lifecycle_pb2.AbortStatus
 async def _abort(trial: Trial, request: lifecycle_pb2.AbortRequest, status: int) -> None:
     answer = await trial.client.of_control("Abort", request)
     fits = not isinstance(answer, Refusal) and answer.status == status
-    expect(fits, f"status {_S.Name(_S.ValueType(status))}", brief(answer))
+    expect(fits, f"status {named(_S, status)}", brief(answer))
 
 
 @case(

@@ -7,6 +7,7 @@ import asyncio
 from app.conformance.case import Case, Need, case, expect
 from app.conformance.cases.retries import same_events
 from app.conformance.client import completed_of, ends_with
+from app.conformance.orders import named
 from app.conformance.record import kind_of
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
@@ -51,7 +52,7 @@ async def detach(trial: Trial) -> None:
     if isinstance(request, pb.PauseRequest):
         found = (await trial.client.profile()).state.admission
         paused = found == pb.ADMISSION_STATE_PAUSED
-        expect(paused, "admission PAUSED", pb.AdmissionState.Name(found))
+        expect(paused, "admission PAUSED", named(pb.AdmissionState, found))
 
 
 @case(

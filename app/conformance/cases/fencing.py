@@ -8,6 +8,7 @@ import grpc
 
 from app.conformance.case import Case, NotApplicable, case, expect
 from app.conformance.client import completed_of
+from app.conformance.orders import named
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 
@@ -154,7 +155,7 @@ async def another_mode(trial: Trial) -> None:
         rose = second.changed and second.pause.pause_epoch > first.pause.pause_epoch
         expect(rose, f"an epoch above {first.pause.pause_epoch}", second.pause.pause_epoch)
         mode = (await trial.client.profile()).state.pause.mode
-        expect(mode == modes[1], f"mode {pb.PauseMode.Name(modes[1])}", pb.PauseMode.Name(mode))
+        expect(mode == modes[1], f"mode {named(pb.PauseMode, modes[1])}", named(pb.PauseMode, mode))
         stale = trial.orders.resume(first.pause.pause_epoch)
         await trial.client.refused(stale, WRONG_STATE)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.conformance.case import Case, Need, NotApplicable, case, expect
 from app.conformance.client import Client
+from app.conformance.orders import named
 from app.conformance.record import Refusal
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import lifecycle_pb2
@@ -87,10 +88,10 @@ async def inference_listener(trial: Trial) -> None:
 )
 async def core(trial: Trial) -> None:
     ready = await _core(trial)
-    expect(ready == _H.HEALTH_STATE_READY, "core Health READY", _H.Name(ready))
+    expect(ready == _H.HEALTH_STATE_READY, "core Health READY", named(_H, ready))
     async with trial.paused():
         held = await _core(trial)
-        expect(held == _H.HEALTH_STATE_NOT_READY, "core Health NOT_READY", _H.Name(held))
+        expect(held == _H.HEALTH_STATE_NOT_READY, "core Health NOT_READY", named(_H, held))
 
 
 async def _core(trial: Trial) -> lifecycle_pb2.HealthState.ValueType:

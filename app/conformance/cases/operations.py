@@ -8,6 +8,7 @@ import grpc
 
 from app.conformance.case import Case, Need, NotApplicable, case, expect
 from app.conformance.client import brief, completed_of, ends_with
+from app.conformance.orders import named
 from app.conformance.record import Refusal, kind_of
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
@@ -133,7 +134,7 @@ async def cancel_drain(trial: Trial) -> None:
         expect(
             state.admission == pb.ADMISSION_STATE_OPEN,
             "admission OPEN after the drain was cancelled",
-            pb.AdmissionState.Name(state.admission),
+            named(pb.AdmissionState, state.admission),
         )
         found = await trial.client.operation(operation_id=operation_id)
         cancelled = found.state == _S.ADMIN_OPERATION_STATE_CANCELLED
@@ -179,7 +180,7 @@ async def deadline(trial: Trial) -> None:
         expect(
             state.admission == pb.ADMISSION_STATE_OPEN,
             "admission OPEN after the drain failed",
-            pb.AdmissionState.Name(state.admission),
+            named(pb.AdmissionState, state.admission),
         )
 
 

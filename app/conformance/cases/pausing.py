@@ -8,6 +8,7 @@ import grpc
 
 from app.conformance.case import Case, Need, NotApplicable, case, expect
 from app.conformance.client import brief, completed_of
+from app.conformance.orders import named
 from app.conformance.traffic import STILL_S, Generation, too_short
 from app.conformance.trial import IN_THE_MIDST_S, Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
@@ -58,7 +59,7 @@ async def nothing_generated(trial: Trial) -> None:
             async with trial.paused(mode=mode):
                 asked = trial.traffic.ask(_TOKENS)
                 still = await running.stands_still()
-                name = pb.PauseMode.Name(mode)
+                name = named(pb.PauseMode, mode)
                 expect(still, f"a request in flight to stand still under {name}", running)
                 expect(asked.tokens == 0, f"a new request to wait under {name}", asked)
             trial.traffic.hang_up()
@@ -190,7 +191,7 @@ async def hold_limit(trial: Trial) -> None:
         expect(
             admission == pb.ADMISSION_STATE_PAUSED,
             "admission PAUSED",
-            pb.AdmissionState.Name(admission),
+            named(pb.AdmissionState, admission),
         )
 
 

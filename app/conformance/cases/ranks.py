@@ -6,6 +6,7 @@ import asyncio
 
 from app.conformance.case import Case, Need, case, expect
 from app.conformance.client import brief, described, ends_with
+from app.conformance.orders import named
 from app.conformance.record import Told
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
@@ -85,7 +86,7 @@ async def recovers(trial: Trial) -> None:
     ranks = [report for report in profile.state.ranks if report.state == pb.RANK_STATE_FAILED]
     expect(not ranks, "no failed rank", brief(profile.state))
     valid = profile.state.weights.state == pb.WEIGHTS_STATE_VALID
-    expect(valid, "weights VALID", pb.WeightsState.Name(profile.state.weights.state))
+    expect(valid, "weights VALID", named(pb.WeightsState, profile.state.weights.state))
     await trial.client.completed(trial.order())
 
 

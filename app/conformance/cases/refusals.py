@@ -9,7 +9,7 @@ import grpc
 
 from app.conformance.case import Case, NotApplicable, case, expect
 from app.conformance.client import brief
-from app.conformance.orders import UNKNOWN_NUMBER
+from app.conformance.orders import UNKNOWN_NUMBER, named
 from app.conformance.record import Refusal
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
@@ -125,7 +125,9 @@ def _not_offered(trial: Trial) -> Iterator[Any]:
             yield orders.start_profile(kind=kind)
     if trial.offers(K.ADMIN_OPERATION_KIND_RECONFIGURE_SERVING):
         for field in _others(pb.ReconfigurableField, profile.reconfigurable):
-            name = pb.ReconfigurableField.Name(field).removeprefix("RECONFIGURABLE_FIELD_").lower()
+            name = (
+                named(pb.ReconfigurableField, field).removeprefix("RECONFIGURABLE_FIELD_").lower()
+            )
             yield orders.reconfigure(**{name: 1})
 
 

@@ -10,6 +10,7 @@ import grpc
 
 from app.conformance.case import Case, Need, NotApplicable, case, expect
 from app.conformance.client import brief
+from app.conformance.orders import named
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 
@@ -57,7 +58,7 @@ async def _open(trial: Trial) -> None:
 )
 async def round_trip(trial: Trial) -> None:
     for kind, policy in _restorable(trial):
-        name = pb.ResourceKind.Name(kind)
+        name = named(pb.ResourceKind, kind)
         async with _released(trial, kind, policy) as (_, completed):
             profile = await trial.client.profile()
             held = list(profile.state.released)
@@ -105,7 +106,7 @@ async def no_resume(trial: Trial) -> None:
         await trial.client.refused(trial.orders.resume(epoch), WRONG_STATE)
     admission = (await trial.client.profile()).state.admission
     paused = admission == pb.ADMISSION_STATE_PAUSED
-    expect(paused, "admission PAUSED after the restore", pb.AdmissionState.Name(admission))
+    expect(paused, "admission PAUSED after the restore", named(pb.AdmissionState, admission))
     await trial.resumed()
 
 

@@ -6,6 +6,7 @@ import grpc
 
 from app.conformance.case import Case, Need, case, expect
 from app.conformance.client import brief, completed_of, ends_with
+from app.conformance.orders import named
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 
@@ -88,7 +89,7 @@ async def open_operation(trial: Trial) -> None:
     expect(found.WhichOneof("outcome") == "failed", "the operation to have failed", brief(found))
     failed = found.failed
     expect(failed.reason == "ENGINE_RESTARTED", "reason ENGINE_RESTARTED", brief(failed))
-    expect(failed.effect == _UNKNOWN, "effect UNKNOWN", pb.FailureEffect.Name(failed.effect))
+    expect(failed.effect == _UNKNOWN, "effect UNKNOWN", named(pb.FailureEffect, failed.effect))
     async with trial.unchanged("a retry of what a restart cut off"):
         request = trial.orders.pause(pb.PAUSE_MODE_DRAIN, idempotency_key=key)
         told = await trial.client.told(request)

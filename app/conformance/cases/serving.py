@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.conformance.case import Case, Need, NotApplicable, case, expect
 from app.conformance.client import brief
+from app.conformance.orders import named
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 
@@ -11,7 +12,7 @@ from app.rpc.openengine.v1 import admin_pb2 as pb
 def _require(trial: Trial, field: pb.ReconfigurableField.ValueType) -> None:
     trial.require(pb.ADMIN_OPERATION_KIND_RECONFIGURE_SERVING)
     if field not in trial.profile.reconfigurable:
-        name = pb.ReconfigurableField.Name(field).removeprefix("RECONFIGURABLE_FIELD_").lower()
+        name = named(pb.ReconfigurableField, field).removeprefix("RECONFIGURABLE_FIELD_").lower()
         raise NotApplicable(f"the profile does not offer to reconfigure {name}")
 
 

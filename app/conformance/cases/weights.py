@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.conformance.case import Case, Need, NotApplicable, case, expect
 from app.conformance.client import brief, described, ends_with
+from app.conformance.orders import named
 from app.conformance.record import Told
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
@@ -28,8 +29,8 @@ async def _turned_away(trial: Trial, request: pb.UpdateWeightsRequest) -> Told:
     expect(as_before, f"weights {brief(before.weights)}", brief(after.weights))
     expect(
         after.admission == before.admission,
-        f"admission {pb.AdmissionState.Name(before.admission)} as before",
-        pb.AdmissionState.Name(after.admission),
+        f"admission {named(pb.AdmissionState, before.admission)} as before",
+        named(pb.AdmissionState, after.admission),
     )
     return told
 
@@ -46,7 +47,7 @@ async def nowhere(trial: Trial) -> None:
     if told.events:
         harmless = (pb.FAILURE_EFFECT_NONE, pb.FAILURE_EFFECT_ROLLED_BACK)
         effect = told.events[-1].failed.effect
-        expect(effect in harmless, "effect NONE or ROLLED_BACK", pb.FailureEffect.Name(effect))
+        expect(effect in harmless, "effect NONE or ROLLED_BACK", named(pb.FailureEffect, effect))
 
 
 @case(
