@@ -43,9 +43,13 @@ class RankProcess:
                     pass_fds=numbers,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.DEVNULL,
-                    # Ranks meet on this machine alone; gloo would take whatever address the host
-                    # name has, which need not be reachable, and is nobody else's business.
-                    env={**own_environment(), "GLOO_SOCKET_IFNAME": "lo"},
+                    # Ranks meet on this machine alone; left to themselves, gloo takes whatever
+                    # address the host name has and NCCL the first network card.
+                    env={
+                        **own_environment(),
+                        "GLOO_SOCKET_IFNAME": "lo",
+                        "NCCL_SOCKET_IFNAME": "lo",
+                    },
                 )
             reader, writer = await asyncio.open_connection(sock=ours)
         except BaseException:

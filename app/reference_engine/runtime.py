@@ -15,6 +15,7 @@ from app.domain.kinds import (
     NewRequests,
     OperationKind,
     PauseMode,
+    ResourceKind,
     WeightsState,
 )
 from app.domain.ranks import RankReport, RankState
@@ -138,10 +139,13 @@ class ReferenceRuntime:
         )
 
     async def observe(self) -> Observation:
-        lost = self._engine.lost
-        state = WeightsState.UNKNOWN if lost else WeightsState.VALID
+        lost, held = self._engine.lost, self._engine.holdings
+        state = WeightsState.MISSING if held.weights_missing else WeightsState.VALID
+        if lost:
+            state = WeightsState.UNKNOWN
         return Observation(
             weights=WeightsFact(version=self._weight_version, state=state),
+            released=frozenset(ResourceKind(resource.value) for resource in held.released),
             role=EngineRole.AGGREGATED,
             ranks=tuple(
                 RankReport(rank, RankState.FAILED, cause) for rank, cause in sorted(lost.items())
