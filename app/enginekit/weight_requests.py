@@ -44,10 +44,9 @@ def read_update(request: admin_pb2.UpdateWeightsRequest, model: str | None) -> U
 
 
 def _components(numbers: Iterable[int]) -> tuple[Component, ...]:
-    named = tuple(
+    return tuple(
         COMPONENT.read(number, f"/components/{index}") for index, number in enumerate(numbers)
     )
-    return named or (Component.TARGET,)
 
 
 def _admission(request: admin_pb2.UpdateWeightsRequest) -> AdmissionRule:

@@ -269,6 +269,7 @@ class Client:
         fields.setdefault("idempotency_key", self.key())
         if not {"disk", "tensors", "distributed", "session"} & set(fields):
             fields["disk"] = pb.DiskWeights(path="/models/new")
+        fields.setdefault("components", [pb.COMPONENT_TARGET])
         if "under_pause" not in fields and pause is None:
             fields["under_pause"] = pb.UnderPause()
         if pause is not None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from tests.doubles.engine import EngineDouble, Fault, running_engine
 from tests.enginekit.client import Client, Event, Generation, assert_whole, client_of
-from tests.enginekit.minimal_engine import MinimalEngine, explode, fault, hang
+from tests.enginekit.full_engine import FullEngine
+from tests.enginekit.minimal_engine import explode, fault, hang
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +34,16 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
     ),
     st.tuples(st.just("resume"), st.sampled_from([0, 0, 0, -1, 1])),
     st.tuples(st.just("flush"), st.none()),
+    st.tuples(
+        st.just("release"),
+        st.tuples(
+            st.sampled_from(["kv_cache", "weights"]),
+            st.sampled_from(["preserve", "discard"]),
+            st.sampled_from(["wait", "abort", "refuse"]),
+        ),
+    ),
+    st.tuples(st.just("restore"), st.sampled_from([0, 0, -1])),
+    st.tuples(st.just("update"), st.sampled_from([None, "drain", "abort", "keep"])),
     st.tuples(st.just("again"), st.integers(0, 5)),
     st.tuples(st.just("generate"), st.none()),
     st.tuples(st.just("cancel"), st.none()),
@@ -72,8 +83,18 @@ class History:
         profile = await self.client.profile()
         self.counters.append((profile.revision, profile.pause_epoch, profile.release_epoch))
         assert len(profile.state.open_operations) <= 1
-        if profile.state.admission == pb.ADMISSION_STATE_PAUSED:
-            assert profile.state.pause.epoch == profile.pause_epoch
+        state = profile.state
+        if state.admission == pb.ADMISSION_STATE_PAUSED:
+            assert state.pause.epoch == profile.pause_epoch
+        if state.released:
+            assert state.admission == pb.ADMISSION_STATE_PAUSED
+        ready = (
+            state.admission == pb.ADMISSION_STATE_OPEN
+            and state.weights.state == pb.WEIGHTS_STATE_VALID
+            and not state.released
+        )
+        if not ready and not state.open_operations:
+            assert await self.client.health("openengine.v1.Inference") == "NOT_SERVING"
 
     def send(self, order: Any) -> None:
         self.sent.append(order)
@@ -104,6 +125,21 @@ class History:
 
     async def flush(self, _: None) -> None:
         self.send(self.client.flush())
+
+    async def release(self, what: tuple[str, str, str]) -> None:
+        kind, content, drain = what
+        self.send(self.client.release(kind, content=content, drain=drain))
+        await asyncio.sleep(0.01)
+
+    async def restore(self, away: int) -> None:
+        epoch = (await self.client.profile()).release_epoch + away
+        self.send(self.client.restore("weights", "kv_cache", epoch=epoch))
+        await asyncio.sleep(0.01)
+
+    async def update(self, pause: str | None) -> None:
+        number = len(self.sent)
+        self.send(self.client.update(f"v{number}", pause=pause))
+        await asyncio.sleep(0.01)
 
     async def again(self, back: int) -> None:
         if back < len(self.sent):
@@ -159,6 +195,14 @@ class History:
                 await self.cancel(None)
                 await asyncio.sleep(0.01)
         profile = await self.client.profile()
+        if profile.state.released:
+            everything = self.client.restore("weights", "kv_cache", epoch=profile.release_epoch)
+            assert (await self.client.completed(everything)).changed
+        if profile.state.weights.state != pb.WEIGHTS_STATE_VALID:
+            healing = self.client.update("healed", pause="abort")
+            assert (await self.client.completed(healing)).changed
+        await self.check_ranks()
+        profile = await self.client.profile()
         if profile.state.admission == pb.ADMISSION_STATE_PAUSED:
             assert (await self.client.completed(self.client.resume(profile.pause_epoch))).changed
         assert await self.client.admission() == "open"
@@ -168,6 +212,15 @@ class History:
                 await request.end()
             except grpc.aio.AioRpcError:
                 continue
+
+    async def check_ranks(self) -> None:
+        """Whatever happened, the ranks hold the same, and it is what the engine says of itself."""
+        engine = self.double.engine
+        assert isinstance(engine, FullEngine)
+        first, second = engine.held.values()
+        assert first == second
+        told = (await self.client.profile()).state
+        assert (told.weights.version, list(told.released)) == (first.version, [])
 
     async def check(self) -> None:
         for earlier, later in zip(self.counters, self.counters[1:], strict=False):
@@ -201,7 +254,7 @@ async def test_whatever_happens(steps: list[Step]) -> None:
         async with (
             running_engine(
                 Path(folder),
-                make_engine=lambda: MinimalEngine(world_size=2),
+                make_engine=lambda: FullEngine(world_size=2),
                 cancel_grace_s=0.5,
                 rollback_timeout_s=2.0,
                 progress_interval_s=0.01,

@@ -530,6 +530,7 @@ def update(**fields: Any) -> pb.UpdateWeightsRequest:
         "disk": pb.DiskWeights(path="/m"),
         "weight_version": "v2",
         "cache_policy": 1,
+        "components": [1],
         "pause": pb.PauseAround(mode=pb.PAUSE_MODE_DRAIN),
     }
     return pb.UpdateWeightsRequest(**{k: v for k, v in (known | fields).items() if v is not None})
@@ -568,6 +569,7 @@ MALFORMED: list[tuple[Any, str]] = [
     (update(weight_version=None), "weight_version"),
     (update(cache_policy=None), "cache_policy"),
     (update(cache_policy=9), "cache_policy"),
+    (update(components=[]), "components"),
     (update(components=[1, 0]), "components[1]"),
     (update(components=[1, 1]), "components"),
     (update(pause=None), "under_pause"),
