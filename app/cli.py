@@ -15,6 +15,7 @@ from app.commands.ending import CommandFailed, Exit
 from app.commands.generating import generate
 from app.commands.serving import db, engine, serve
 from app.commands.tokens import token
+from app.commands.updating import update_weights
 
 SERVING, ORDERS, LOOKING, TRYING = "Serve", "Give orders", "Look", "Try it out"
 
@@ -60,6 +61,7 @@ app.command(rich_help_panel=ORDERS)(orders.flush)
 app.command(rich_help_panel=ORDERS)(orders.abort)
 app.command(rich_help_panel=ORDERS)(orders.release)
 app.command(rich_help_panel=ORDERS)(orders.restore)
+app.command(rich_help_panel=ORDERS)(update_weights)
 app.add_typer(db, name="db", rich_help_panel=SERVING)
 app.add_typer(engines.app, name="engines", rich_help_panel=LOOKING)
 app.add_typer(operations.app, name="ops", rich_help_panel=LOOKING)

@@ -10,12 +10,14 @@ from google.rpc import code_pb2
 from app.backends.port import Order
 from app.backends.results import result_of
 from app.backends.spelling import Malformed, count_of, number_of, text_of, value_of
+from app.backends.weight_letters import update_request
 from app.domain.commands import (
     FlushCaches,
     Pause,
     ReleaseResources,
     RestoreResources,
     Resume,
+    UpdateWeights,
 )
 from app.domain.kinds import FailureEffect, OperationKind, Verification
 from app.domain.operation import OperationError, OperationWarning, Progress
@@ -38,6 +40,7 @@ Request = (
     | admin_pb2.ResumeRequest
     | admin_pb2.ReleaseResourcesRequest
     | admin_pb2.RestoreResourcesRequest
+    | admin_pb2.UpdateWeightsRequest
 )
 
 
@@ -70,6 +73,8 @@ def request_of(order: Order) -> Request:
                 resources=[number_of(admin_pb2.ResourceKind, kind) for kind in command.resources],
                 release_epoch=command.release_epoch,
             )
+        case UpdateWeights():
+            request = update_request(command)
         case _:
             raise TypeError(f"{command.kind.value} is not sent this way")
     request.idempotency_key = order.operation_id

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from google.protobuf.message import Message
 
-from app.backends.spelling import count_of, word, words
+from app.backends.spelling import count_of, text_of, word, words
 from app.domain.kinds import OperationKind
 from app.domain.operation import JsonValue
 from app.rpc.openengine.v1 import admin_pb2
@@ -72,10 +72,33 @@ def _released(result: admin_pb2.ReleaseResourcesResult) -> Result:
     }
 
 
+def _updated(result: admin_pb2.UpdateWeightsResult) -> Result:
+    """`sha256` of a rank's live parameters after the commit, as it read them back."""
+    evidence: list[JsonValue] = [
+        {
+            "rank": one.rank,
+            "tensors": count_of(one.tensors),
+            "bytes": count_of(one.bytes),
+            "sha256": one.sha256[:32].hex(),
+        }
+        for one in result.evidence
+    ]
+    return {
+        "weight_version": text_of(result.weight_version),
+        "previous_weight_version": text_of(result.previous_weight_version) or None,
+        "evidence": evidence,
+        "confirmed": list(words(admin_pb2.Component, result.confirmed)),
+        "unconfirmed": list(words(admin_pb2.Component, result.unconfirmed)),
+        "flushed": _caches(result.flushed),
+        "updates_since_flush": count_of(result.updates_since_flush),
+    }
+
+
 _RESULTS: Mapping[OperationKind, Callable[..., Result]] = {
     OperationKind.FLUSH_CACHES: _flushed,
     OperationKind.PAUSE: _counts,
     OperationKind.RESUME: _counts,
     OperationKind.RELEASE_RESOURCES: _released,
     OperationKind.RESTORE_RESOURCES: _restored,
+    OperationKind.UPDATE_WEIGHTS: _updated,
 }

@@ -170,5 +170,6 @@ def _open(
         OperationKind.RESUME: stub.Resume,
         OperationKind.RELEASE_RESOURCES: stub.ReleaseResources,
         OperationKind.RESTORE_RESOURCES: stub.RestoreResources,
+        OperationKind.UPDATE_WEIGHTS: stub.UpdateWeights,
     }
     return cast("_Call", methods[kind](request, timeout=timeout_s, metadata=metadata))

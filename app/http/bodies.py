@@ -26,7 +26,7 @@ from app.domain.kinds import (
 )
 from app.operations.registering import EngineChange, EngineDraft
 
-_BIGGEST = 2**53 - 1  # what every JSON reader can tell apart
+BIGGEST = 2**53 - 1  # what every JSON reader can tell apart
 
 # No control characters but a line's end and a tab: they have no place in a log or a terminal,
 # and one of them (NUL) not in every database either.
@@ -41,11 +41,11 @@ LabelKey = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$")
 ]
 LabelValue = Annotated[str, StringConstraints(pattern=r"^[\x20-\x7e]{0,63}$")]
-Count = Annotated[int, Field(ge=0, le=_BIGGEST)]
+Count = Annotated[int, Field(ge=0, le=BIGGEST)]
 Rank = Annotated[int, Field(ge=0, le=65535)]
 
 
-def _sequence(value: object) -> object:
+def sequence(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -63,7 +63,7 @@ class OrderBody(Body):
         None, description="Refused with 409 unless this is the engine's revision."
     )
     reason: Words | None = Field(None, description="Your own words, kept with the operation.")
-    deadline_ms: Annotated[int, Field(ge=1, le=_BIGGEST)] | None = Field(
+    deadline_ms: Annotated[int, Field(ge=1, le=BIGGEST)] | None = Field(
         None, description="Nothing is sent later than this after acceptance."
     )
     dry_run: bool = Field(False, description="Check everything, send nothing, answer a plan.")
@@ -79,7 +79,7 @@ class OrderBody(Body):
 class FlushCachesBody(OrderBody):
     caches: Annotated[
         tuple[Annotated[CacheKind, Field(strict=False)], ...],
-        BeforeValidator(_sequence),
+        BeforeValidator(sequence),
         Field(min_length=1, max_length=8),
     ]
 
@@ -94,7 +94,7 @@ class PauseBody(OrderBody):
     new_requests: Annotated[NewRequests, Field(strict=False)] = Field(
         NewRequests.HOLD, description="What happens to requests that come during the pause."
     )
-    hold_limit_ms: Annotated[int, Field(ge=1, le=_BIGGEST)] | None = Field(
+    hold_limit_ms: Annotated[int, Field(ge=1, le=BIGGEST)] | None = Field(
         None, description="How long one is held; absent: the engine's default."
     )
 
@@ -108,7 +108,7 @@ class PauseBody(OrderBody):
 
 
 class ResumeBody(OrderBody):
-    pause_epoch: Annotated[int, Field(ge=1, le=_BIGGEST)] = Field(
+    pause_epoch: Annotated[int, Field(ge=1, le=BIGGEST)] = Field(
         description="The pause to lift: `pause_epoch` of its result, or `facts.pause.epoch`."
     )
 
@@ -118,7 +118,7 @@ class ResumeBody(OrderBody):
 
 Resources = Annotated[
     tuple[Annotated[ResourceKind, Field(strict=False)], ...],
-    BeforeValidator(_sequence),
+    BeforeValidator(sequence),
     Field(min_length=1, max_length=8),
 ]
 
@@ -140,7 +140,7 @@ class ReleaseResourcesBody(OrderBody):
 
 class RestoreResourcesBody(OrderBody):
     resources: Resources
-    release_epoch: Annotated[int, Field(ge=1, le=_BIGGEST)] = Field(
+    release_epoch: Annotated[int, Field(ge=1, le=BIGGEST)] = Field(
         description="The latest release: `release_epoch` of its result, or `facts.release_epoch`."
     )
 
@@ -153,9 +153,7 @@ class RestoreResourcesBody(OrderBody):
 class AbortRequestsBody(OrderBody):
     """Either `request_ids` or `"all": true`."""
 
-    request_ids: Annotated[
-        tuple[Name, ...], BeforeValidator(_sequence), Field(max_length=1000)
-    ] = ()
+    request_ids: Annotated[tuple[Name, ...], BeforeValidator(sequence), Field(max_length=1000)] = ()
     all: bool = False
 
     def command(self) -> Command:
@@ -188,7 +186,7 @@ class TlsBody(Body):
 
 
 Members = Annotated[
-    tuple[MemberBody, ...], BeforeValidator(_sequence), Field(min_length=1, max_length=1024)
+    tuple[MemberBody, ...], BeforeValidator(sequence), Field(min_length=1, max_length=1024)
 ]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
 

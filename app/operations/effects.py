@@ -9,13 +9,16 @@ from app.domain.commands import (
     Command,
     FlushCaches,
     Pause,
+    PauseAround,
     ReleaseResources,
     RestoreResources,
     Resume,
+    UpdateWeights,
 )
 from app.domain.facts import EngineFacts
 from app.domain.kinds import (
     Admission,
+    CachePolicy,
     ContentPolicy,
     DrainRule,
     NewRequests,
@@ -40,6 +43,8 @@ def effect_of(command: Command, facts: EngineFacts, load: JsonObject | None) -> 
             return _release(command, facts, load)
         case RestoreResources():
             return _restore(command, facts)
+        case UpdateWeights():
+            return _update(command, facts, load)
         case _:
             return f"Carries out {command.kind.value}."
 
@@ -119,6 +124,23 @@ def _restore(command: RestoreResources, facts: EngineFacts) -> str:
     left = facts.released - set(wanted)
     rest = f"; {_names(left)} {_are(left)} released still" if left else ""
     return f"Takes memory for {_names(wanted)} again{rest}. Admission is not opened."
+
+
+def _update(command: UpdateWeights, facts: EngineFacts, load: JsonObject | None) -> str:
+    version = facts.weights.version or "undeclared ones"
+    first = f"Prepares {command.weight_version} beside {version}"
+    kept = command.cache_policy is CachePolicy.KEEP
+    caches = "keeps what they have cached" if kept else "flushes what they have cached"
+    rule = command.admission
+    if not isinstance(rule, PauseAround) or facts.admission is Admission.PAUSED:
+        return f"{first}, exchanges them under the pause in force, and {caches}."
+    running = _said(_number(load, "running_requests"))
+    then = {
+        PauseMode.DRAIN: f"lets {running} running requests finish",
+        PauseMode.ABORT: f"ends {running} running requests",
+        PauseMode.KEEP: f"freezes {running} running requests",
+    }[rule.mode]
+    return f"{first}, {then}, exchanges them on all ranks, {caches}, and serves again."
 
 
 def _names(kinds: Collection[ResourceKind]) -> str:

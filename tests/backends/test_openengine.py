@@ -17,13 +17,19 @@ from app.domain.commands import (
     Command,
     FlushCaches,
     Pause,
+    PauseAround,
     ReleaseResources,
     RestoreResources,
     Resume,
+    UnderPause,
+    UpdateWeights,
 )
 from app.domain.kinds import (
     Admission,
     CacheKind,
+    CachePolicy,
+    CollectiveBackend,
+    Component,
     ContentPolicy,
     DrainRule,
     FailureEffect,
@@ -32,6 +38,7 @@ from app.domain.kinds import (
     PauseMode,
     ResourceKind,
     RevisionSource,
+    TensorDtype,
     Verification,
     WeightsState,
 )
@@ -43,6 +50,14 @@ from app.domain.transitions import (
     Fact,
     Failed,
     Progressed,
+)
+from app.domain.weight_sources import (
+    DiskWeights,
+    DistributedWeights,
+    FileDigest,
+    SharedMemoryTensor,
+    SharedMemoryWeights,
+    TensorSpec,
 )
 from app.rpc.openengine.v1 import admin_pb2, lifecycle_pb2
 from tests.backends.scripted_engine import (
@@ -61,6 +76,8 @@ from tests.backends.ways import backends, order, registration, told, until
 pytestmark = pytest.mark.anyio
 
 _C = grpc.StatusCode
+SPEC = TensorSpec("w", TensorDtype.FLOAT32, (2, 3))
+WIRE_SPEC = admin_pb2.TensorSpec(name="w", dtype=admin_pb2.TENSOR_DTYPE_FLOAT32, shape=[2, 3])
 
 
 class TestReading:
@@ -269,6 +286,90 @@ class TestOrders:
             (
                 RestoreResources(resources=(ResourceKind.EXECUTION_GRAPHS,), release_epoch=4),
                 {"resources": [3], "release_epoch": 4},
+            ),
+            (
+                UpdateWeights(
+                    source=DiskWeights("/models/v2", (FileDigest("a.safetensors", "0f" * 32),)),
+                    weight_version="v2",
+                    cache_policy=CachePolicy.KEEP,
+                    admission=PauseAround(PauseMode.KEEP, NewRequests.HOLD, 1234),
+                    components=(Component.TARGET, Component.DRAFT),
+                    check_finite=True,
+                ),
+                {
+                    "disk": admin_pb2.DiskWeights(
+                        path="/models/v2",
+                        digests=[
+                            admin_pb2.FileDigest(name="a.safetensors", sha256=b"\x0f" * 32),
+                        ],
+                    ),
+                    "weight_version": "v2",
+                    "cache_policy": 2,
+                    "components": [1, 2],
+                    "pause": admin_pb2.PauseAround(
+                        mode=admin_pb2.PAUSE_MODE_KEEP,
+                        new_requests=admin_pb2.NEW_REQUESTS_HOLD,
+                        hold_limit_ms=1234,
+                    ),
+                    "check_finite": True,
+                },
+            ),
+            (
+                UpdateWeights(
+                    source=SharedMemoryWeights(
+                        "w", 32, (SharedMemoryTensor(SPEC, 8),), sha256="0f" * 32
+                    ),
+                    weight_version="v2",
+                    cache_policy=CachePolicy.FLUSH,
+                    admission=UnderPause(),
+                ),
+                {
+                    "tensors": admin_pb2.TensorWeights(
+                        shared_memory=admin_pb2.SharedMemoryWeights(
+                            object_name="w",
+                            size_bytes=32,
+                            tensors=[
+                                admin_pb2.SharedMemoryTensor(
+                                    spec=WIRE_SPEC, offset_bytes=8, length_bytes=24
+                                )
+                            ],
+                            sha256=b"\x0f" * 32,
+                        )
+                    ),
+                    "cache_policy": 1,
+                    "components": [1],
+                    "under_pause": admin_pb2.UnderPause(),
+                    "check_finite": False,
+                },
+            ),
+            (
+                UpdateWeights(
+                    source=DistributedWeights(
+                        backend=CollectiveBackend.NCCL,
+                        address="10.0.0.1",
+                        port=29500,
+                        world_size=3,
+                        rank_offset=1,
+                        group="trainer",
+                        source_rank=0,
+                        tensors=(SPEC,),
+                    ),
+                    weight_version="v2",
+                    cache_policy=CachePolicy.FLUSH,
+                    admission=UnderPause(7),
+                ),
+                {
+                    "distributed": admin_pb2.DistributedWeights(
+                        backend=admin_pb2.COLLECTIVE_BACKEND_NCCL,
+                        address="10.0.0.1",
+                        port=29500,
+                        world_size=3,
+                        rank_offset=1,
+                        group="trainer",
+                        tensors=[WIRE_SPEC],
+                    ),
+                    "under_pause": admin_pb2.UnderPause(pause_epoch=7),
+                },
             ),
         ],
     )

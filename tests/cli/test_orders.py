@@ -14,6 +14,7 @@ from tests.cli.conftest import Run
 from tests.cli.scripted import Answer, Gateway, Seen, event, operation, problem, stream
 
 DRAIN = ("pause", "torch-0", "--mode", "drain")
+UPDATE = ("update-weights", "torch-0", "--weight-version", "v8")
 SUCCEEDED = event(9, "completed", 2, {"result": {"pause_epoch": 3}})
 
 
@@ -77,6 +78,35 @@ class TestWhatIsSent:
         (seen,) = gateway.seen
         assert (seen.path, seen.body) == (f"/v1/engines/e/{path}", body)
         assert "if-match" not in seen.headers
+
+    def test_an_update_of_weights(self, at: Run, gateway: Gateway, tmp_path: Path) -> None:
+        gateway.then(accepted)
+        update = ("update-weights", "e", "--weight-version", "v8")
+        assert at(*update, "--disk", "/models/v8", "--pause", "drain").code == 0
+        source = {"distributed": {"backend": "gloo"}}
+        (tmp_path / "source.json").write_text(json.dumps(source))
+        ran = at(
+            *update, "--source", str(tmp_path / "source.json"), "--under-pause",
+            "--pause-epoch", "3", "--cache-policy", "keep", "--component", "draft",
+            "--check-finite",
+        )  # fmt: skip
+        assert ran.code == 0, ran.err
+        first, second = gateway.seen
+        assert first.path == second.path == "/v1/engines/e/update-weights"
+        assert first.body == {
+            "source": {"disk": {"path": "/models/v8"}},
+            "weight_version": "v8",
+            "cache_policy": "flush",
+            "pause": {"mode": "drain"},
+        }
+        assert second.body == {
+            "source": source,
+            "weight_version": "v8",
+            "cache_policy": "keep",
+            "under_pause": {"pause_epoch": 3},
+            "components": ["draft"],
+            "check_finite": True,
+        }
 
     def test_each_order_has_a_new_key(self, at: Run, gateway: Gateway) -> None:
         gateway.then(accepted)
@@ -350,6 +380,13 @@ class TestUsage:
             ("release", "torch-0", "--resource", "kv_cache", "--content", "discard"),
             ("release", "torch-0", "--content", "discard", "--drain", "wait"),
             ("restore", "torch-0", "--release-epoch", "0"),
+            (*UPDATE, "--disk", "/m"),
+            (*UPDATE, "--pause", "drain"),
+            (*UPDATE, "--disk", "/m", "--source", "f", "--pause", "drain"),
+            (*UPDATE, "--disk", "/m", "--pause", "drain", "--under-pause"),
+            (*UPDATE, "--disk", "/m", "--pause", "drain", "--pause-epoch", "1"),
+            (*UPDATE, "--disk", "/m", "--under-pause", "--new-requests", "hold"),
+            (*UPDATE, "--source", "no-such-file", "--under-pause"),
             ("ops", "get", "../x"),
             ("engines", "register", "e", "--admin", "a:1", "--label", "x"),
             ("no-such-verb",),

@@ -46,6 +46,7 @@ NEEDS = {
     ("POST", "/v1/engines/{engine}/resume"): "admin:pause",
     ("POST", "/v1/engines/{engine}/release-resources"): "admin:resources",
     ("POST", "/v1/engines/{engine}/restore-resources"): "admin:resources",
+    ("POST", "/v1/engines/{engine}/update-weights"): "admin:weights",
     ("POST", "/v1/engines/{engine}/abort-requests"): "admin:abort",
     ("GET", "/v1/operations"): "admin:read",
     ("GET", "/v1/operations/{operation}"): "admin:read",

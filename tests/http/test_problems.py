@@ -157,7 +157,7 @@ async def test_faults_inside_nested_values_have_their_pointer(gate: Gateway) -> 
         ("GET", f"/v1/{CANARY}", 404, "ROUTE_NOT_FOUND"),
         ("GET", "/v1/engines/", 404, "ROUTE_NOT_FOUND"),
         ("GET", "/", 404, "ROUTE_NOT_FOUND"),
-        ("POST", "/v1/engines/e1/release-resources", 404, "ROUTE_NOT_FOUND"),
+        ("POST", "/v1/engines/e1/levitate", 404, "ROUTE_NOT_FOUND"),
         ("GET", f"/problems/{CANARY}", 404, "ROUTE_NOT_FOUND"),
         ("PUT", "/v1/engines", 405, "METHOD_NOT_ALLOWED"),
         ("GET", "/v1/engines/e1/pause", 405, "METHOD_NOT_ALLOWED"),

@@ -14,6 +14,7 @@ from app.domain.commands import (
     ReleaseResources,
     RestoreResources,
     Resume,
+    UpdateWeights,
 )
 from app.domain.errors import InvalidArgument
 from app.domain.kinds import OperationKind
@@ -44,6 +45,7 @@ def test_the_published_table_is_the_one_in_force() -> None:
             Resume,
             ReleaseResources,
             RestoreResources,
+            UpdateWeights,
             AbortRequests,
         )
     }

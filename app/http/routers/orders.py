@@ -17,7 +17,14 @@ from app.http.calls import Call
 from app.http.documents.operation import OperationDocument
 from app.http.replies import problems
 from app.http.route import EdgeRoute
-from app.http.routers.needs import MayAbort, MayFlush, MayManageResources, MayPause
+from app.http.routers.needs import (
+    MayAbort,
+    MayFlush,
+    MayManageResources,
+    MayPause,
+    MayUpdateWeights,
+)
+from app.http.weight_bodies import UpdateWeightsBody
 
 router = APIRouter(
     prefix="/v1/engines/{engine}",
@@ -73,6 +80,12 @@ async def restore_resources(
     who: MayManageResources, call: Call, body: RestoreResourcesBody
 ) -> Response:
     """Take released memory again. It never opens admission."""
+    return await call.give(body, who)
+
+
+@router.post("/update-weights", status_code=202, response_model=OperationDocument)
+async def update_weights(who: MayUpdateWeights, call: Call, body: UpdateWeightsBody) -> Response:
+    """New weights on all ranks or on none. The result has the evidence of each rank."""
     return await call.give(body, who)
 
 

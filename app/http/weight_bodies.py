@@ -1,0 +1,206 @@
+"""Updates of weights as they may be sent: where the weights come from, and under which pause."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, StringConstraints
+
+from app.domain.command import fault
+from app.domain.commands import Command, PauseAround, UnderPause, UpdateWeights
+from app.domain.kinds import (
+    CachePolicy,
+    CollectiveBackend,
+    Component,
+    NewRequests,
+    PauseMode,
+    TensorDtype,
+)
+from app.domain.weight_orders import MAX_VERSION_CHARS, AdmissionRule
+from app.domain.weight_sources import (
+    DiskWeights,
+    DistributedWeights,
+    FileDigest,
+    SharedMemoryTensor,
+    SharedMemoryWeights,
+    TensorSpec,
+    WeightSource,
+)
+from app.http.bodies import BIGGEST, Address, Body, Count, OrderBody, sequence
+
+_ONE_LINE = r"^[^\x00-\x1f\x7f-\x9f]*$"
+
+Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=_ONE_LINE)]
+TensorName = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=_ONE_LINE)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+GroupRank = Annotated[int, Field(ge=0, le=65535)]
+Epoch = Annotated[int, Field(ge=1, le=BIGGEST)]
+Milliseconds = Annotated[int, Field(ge=1, le=BIGGEST)]
+
+
+class FileDigestBody(Body):
+    name: TensorName = Field(description="Below the path of the source.")
+    sha256: Sha256
+
+    def digest(self) -> FileDigest:
+        return FileDigest(self.name, self.sha256)
+
+
+class DiskSourceBody(Body):
+    """Safetensors files in a folder that the engine can read, below one of its allowed roots."""
+
+    path: Path = Field(description="As the engine's host sees it.")
+    digests: Annotated[
+        tuple[FileDigestBody, ...], BeforeValidator(sequence), Field(max_length=4096)
+    ] = Field((), description="Of the files that are to be checked before they are used.")
+
+    def source(self) -> DiskWeights:
+        return DiskWeights(self.path, tuple(one.digest() for one in self.digests))
+
+
+class TensorSpecBody(Body):
+    name: TensorName
+    dtype: Annotated[TensorDtype, Field(strict=False)]
+    shape: Annotated[tuple[Count, ...], BeforeValidator(sequence), Field(max_length=16)]
+
+    def spec(self) -> TensorSpec:
+        return TensorSpec(self.name, self.dtype, self.shape)
+
+
+class SharedTensorBody(TensorSpecBody):
+    offset_bytes: Count
+
+
+class SharedMemorySourceBody(Body):
+    """A POSIX shared memory object on the engine's machine, of the engine's prefix and owner."""
+
+    object_name: TensorName
+    size_bytes: Count
+    tensors: Annotated[
+        tuple[SharedTensorBody, ...],
+        BeforeValidator(sequence),
+        Field(min_length=1, max_length=65536),
+    ]
+    sha256: Sha256 | None = Field(None, description="Of the whole object.")
+
+    def source(self) -> SharedMemoryWeights:
+        return SharedMemoryWeights(
+            object_name=self.object_name,
+            size_bytes=self.size_bytes,
+            tensors=tuple(SharedMemoryTensor(one.spec(), one.offset_bytes) for one in self.tensors),
+            sha256=self.sha256,
+        )
+
+
+class TensorSourceBody(Body):
+    shared_memory: SharedMemorySourceBody
+
+    def source(self) -> SharedMemoryWeights:
+        return self.shared_memory.source()
+
+
+class DistributedSourceBody(Body):
+    """A process group of a trainer's. The engine's rank r joins it as `rank_offset` + r."""
+
+    backend: Annotated[CollectiveBackend, Field(strict=False)]
+    address: Address = Field(description="Within what the engine allows.")
+    port: Annotated[int, Field(ge=1, le=65535)]
+    world_size: Annotated[int, Field(ge=2, le=65536)] = Field(
+        description="Trainer and engine ranks together."
+    )
+    rank_offset: GroupRank
+    group: TensorName
+    source_rank: GroupRank = Field(0, description="The one that sends.")
+    tensors: Annotated[
+        tuple[TensorSpecBody, ...],
+        BeforeValidator(sequence),
+        Field(min_length=1, max_length=65536),
+    ] = Field(description="In the order in which they are sent.")
+
+    def source(self) -> DistributedWeights:
+        return DistributedWeights(
+            backend=self.backend,
+            address=self.address,
+            port=self.port,
+            world_size=self.world_size,
+            rank_offset=self.rank_offset,
+            group=self.group,
+            source_rank=self.source_rank,
+            tensors=tuple(one.spec() for one in self.tensors),
+        )
+
+
+class WeightSourceBody(Body):
+    """One of them."""
+
+    disk: DiskSourceBody | None = None
+    tensors: TensorSourceBody | None = None
+    distributed: DistributedSourceBody | None = None
+
+    def source(self) -> WeightSource:
+        named = (self.disk, self.tensors, self.distributed)
+        match [one for one in named if one is not None]:
+            case [one]:
+                return one.source()
+            case _:
+                raise fault("/source", "name one source: disk, tensors or distributed")
+
+
+class PauseAroundBody(Body):
+    mode: Annotated[PauseMode, Field(strict=False)]
+    new_requests: Annotated[NewRequests, Field(strict=False)] = NewRequests.HOLD
+    hold_limit_ms: Milliseconds | None = None
+
+
+class UnderPauseBody(Body):
+    pause_epoch: Epoch | None = Field(
+        None, description="Refused unless it is the latest pause; absent: whichever is in force."
+    )
+
+
+class UpdateWeightsBody(OrderBody):
+    """Either `pause`, or `under_pause` where the engine is paused already."""
+
+    source: WeightSourceBody
+    weight_version: Annotated[
+        str, StringConstraints(min_length=1, max_length=MAX_VERSION_CHARS, pattern=_ONE_LINE)
+    ] = Field(description="The engine's when, and only when, the update has succeeded.")
+    cache_policy: Annotated[CachePolicy, Field(strict=False)] = Field(
+        CachePolicy.FLUSH, description="What becomes of KV that the earlier weights computed."
+    )
+    components: Annotated[
+        tuple[Annotated[Component, Field(strict=False)], ...],
+        BeforeValidator(sequence),
+        Field(min_length=1, max_length=8),
+    ] = (Component.TARGET,)
+    pause: Annotated[PauseMode, Field(strict=False)] | PauseAroundBody | None = Field(
+        None,
+        description="Pause in this mode for the exchange, and lift that pause, and no other, "
+        "once weights are valid.",
+    )
+    under_pause: UnderPauseBody | None = Field(
+        None, description="The engine is paused already; nothing is paused or resumed."
+    )
+    check_finite: bool = Field(False, description="Refuse NaN and infinity before the exchange.")
+
+    def command(self) -> Command:
+        return UpdateWeights(
+            model=self.model,
+            source=self.source.source(),
+            weight_version=self.weight_version,
+            cache_policy=self.cache_policy,
+            components=self.components,
+            admission=self._admission(),
+            check_finite=self.check_finite,
+        )
+
+    def _admission(self) -> AdmissionRule:
+        match self.pause, self.under_pause:
+            case None, UnderPauseBody(pause_epoch=epoch):
+                return UnderPause(epoch)
+            case PauseMode() as mode, None:
+                return PauseAround(mode)
+            case PauseAroundBody() as around, None:
+                return PauseAround(around.mode, around.new_requests, around.hold_limit_ms)
+            case _:
+                raise fault("/pause", "say pause, or under_pause")
