@@ -79,7 +79,8 @@ class Orders:
         """From disk, pausing and resuming by itself."""
         mode = (*self._profile.pause_modes, pb.PAUSE_MODE_DRAIN)[0]
         fields.setdefault("disk", pb.DiskWeights(path=path))
-        fields.setdefault("weight_version", "conformance")
+        fields.setdefault("idempotency_key", self._new_key())
+        fields.setdefault("weight_version", f"{fields['idempotency_key']}-weights")
         fields.setdefault("cache_policy", (*self._profile.cache_policies, pb.CACHE_POLICY_FLUSH)[0])
         fields.setdefault(
             "components", (list(self._profile.components) or [pb.COMPONENT_TARGET])[:1]

@@ -35,6 +35,7 @@ class Generation:
         self.request_id = request_id
         self.asked = asked
         self.tokens = 0
+        self.text = ""
         self.end: str | None = None
         self.refusal: Refusal | None = None
         self.began_at: float | None = None
@@ -52,6 +53,7 @@ class Generation:
                 match response.WhichOneof("event"):
                     case "token":
                         self.tokens += max(1, len(response.token.tokens))
+                        self.text += response.token.text
                     case "finished":
                         reason = named(generation_pb2.FinishReason, response.finished.reason)
                         end = reason.removeprefix("FINISH_REASON_")
@@ -134,7 +136,8 @@ class Traffic:
         request = generation_pb2.GenerateRequest(
             request_id=f"conformance-{uuid.uuid4()}",
             prompt=_PROMPT,
-            sampling=generation_pb2.SamplingParams(temperature=1.0, seed=7),
+            # The likeliest tokens, so that the same question has the same answer.
+            sampling=generation_pb2.SamplingParams(temperature=0.0),
             stopping=generation_pb2.StoppingOptions(max_tokens=tokens, ignore_eos=True),
         )
         call = self._inference.Generate(

@@ -261,8 +261,9 @@ class Trial:
             if self.broken and self.options.hook is not None:
                 await self.restart()
             await self._until_quiet()
-            await self._lift_own_pause()
+            # In this order: nothing can be resumed while something is released.
             await self._restore_own_release()
+            await self._lift_own_pause()
             profile = await self.client.profile()
         except NotHeld as failed:
             raise Unsettled(str(failed)) from failed

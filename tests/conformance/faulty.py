@@ -8,6 +8,9 @@ from itertools import count
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
 
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from tests.conformance.paced_engine import PacedEngine
@@ -92,7 +95,7 @@ class Fault(grpc.aio.ServerInterceptor):
     def _stream(self, method: str, inner: Any) -> Any:
         async def serve(request: Any, context: Any) -> None:
             between = _Between(context, self, method, request)
-            forged = await self.instead(method, request)
+            forged = await self._own_answer(method, request, context)
             if forged is not None:
                 for event in forged:
                     await context.write(event)
@@ -109,7 +112,7 @@ class Fault(grpc.aio.ServerInterceptor):
 
     def _unary(self, method: str, inner: Any) -> Any:
         async def serve(request: Any, context: Any) -> Any:
-            forged = await self.instead(method, request)
+            forged = await self._own_answer(method, request, context)
             if forged is not None:
                 return forged[0]
             between = _Between(context, self, method, request)
@@ -120,6 +123,17 @@ class Fault(grpc.aio.ServerInterceptor):
             return self.answered(method, request, answer)
 
         return serve
+
+    async def _own_answer(self, method: str, request: Any, context: Any) -> list[Any] | None:
+        try:
+            return await self.instead(method, request)
+        except Refusing as refusing:
+            info = any_pb2.Any()
+            info.Pack(error_details_pb2.ErrorInfo(reason=refusing.code.name, domain="double"))
+            number = refusing.code.value[0]
+            status = status_pb2.Status(code=number, message="no", details=[info])
+            await context.abort_with_status(rpc_status.to_status(status))
+            raise AssertionError("abort does not return") from refusing
 
     # ---- lies ----
 
@@ -142,6 +156,14 @@ class Forged(Exception):
     def __init__(self, message: Any) -> None:
         super().__init__()
         self.message = message
+
+
+class Refusing(Exception):
+    """Raised in `instead`: refuse with that."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        super().__init__(code.name)
+        self.code = code
 
 
 class _Between:

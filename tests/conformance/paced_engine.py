@@ -21,7 +21,10 @@ _A_TOKEN_S = 0.004
 
 
 class PacedEngine(MinimalEngine):
-    """Says the words of the prompt over and over, as many as it is asked for."""
+    """Says the words of the prompt over and over, as many as it is asked for, each with `accent`
+    at its end."""
+
+    accent = ""
 
     async def generate(
         self, request: generation_pb2.GenerateRequest
@@ -29,7 +32,8 @@ class PacedEngine(MinimalEngine):
         longer = generation_pb2.GenerateRequest()
         longer.CopyFrom(request)
         wanted = request.stopping.max_tokens or 8
-        longer.prompt = " ".join(islice(cycle(request.prompt.split()), wanted))
+        words = [f"{word}{self.accent}" for word in request.prompt.split()]
+        longer.prompt = " ".join(islice(cycle(words), wanted))
         async with aclosing(super().generate(longer)) as said:  # type: ignore[type-var]
             async for response in said:
                 yield response

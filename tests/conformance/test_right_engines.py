@@ -10,6 +10,7 @@ from app.conformance.case import Verdict
 from app.conformance.catalogue import catalogue
 from app.rpc.openengine.v1 import admin_pb2
 from tests.conformance.judging import failures, ids_of, judged, options_for, paced_engine
+from tests.conformance.whole_engine import WEIGHTS, WholeEngine
 from tests.enginekit.client import client_of
 from tests.enginekit.minimal_engine import MinimalEngine
 
@@ -83,3 +84,15 @@ async def test_without_address_hook_and_permission_it_says_what_is_not_proven(
     assert "--fault-hook" in missing["restart.keys-are-kept"]
     assert "--destructive" in missing["abort.all"]
     assert {"restart.new-instance", "rank.killed"} <= set(missing)
+
+
+async def test_what_the_minimal_engine_lacks_is_tried_where_it_is_offered(tmp_path: Path) -> None:
+    pretence = WholeEngine()
+    async with paced_engine(tmp_path, interceptors=[pretence]) as double:
+        pretence.double = double
+        # A restart would end the pretence, which remembers nothing.
+        report = await judged(options_for(double, hook=None, weights=WEIGHTS))
+    assert not failures(report)
+    passed = ids_of(report, Verdict.PASS)
+    offered = {case.id for case in catalogue() if case.id.startswith(NOT_OFFERED)}
+    assert offered <= passed

@@ -97,6 +97,24 @@ from tests.conformance.wrong_streams import (
     TerminalNotLast,
     WrongKind,
 )
+from tests.conformance.wrong_whole import (
+    EvidenceOfOneRank,
+    IgnoresDigests,
+    IgnoresLimit,
+    ManyProfiles,
+    NotAtomic,
+    ProfileOfOneRank,
+    ProfilesAgain,
+    ReadsAnyPath,
+    ReconfiguresAlways,
+    ReleaseKeepsServing,
+    ReleaseOfOneRank,
+    ReleasesAgain,
+    RestoreLosesContent,
+    RestoresAnyEpoch,
+    ResumesWhileReleased,
+    StopsAnyProfile,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,4 +252,20 @@ WRONG_SERVERS: tuple[WrongServer, ...] = (
     _wrong(SomeRank, "rank.killed", "rank.killed-while-draining", "rank.stopped"),
     _wrong(StaysBroken, "rank.recovers"),
     _broken(ServesWithoutARank, "rank.killed"),
+    _wrong(ReleaseKeepsServing, "release.round"),
+    _wrong(ReleaseOfOneRank, "release.round"),
+    _wrong(ReleasesAgain, "release.repeated"),
+    _wrong(RestoresAnyEpoch, "release.epoch"),
+    _wrong(ResumesWhileReleased, "release.no-resume"),
+    _wrong(RestoreLosesContent, "release.answers-as-before"),
+    _wrong(NotAtomic, "update.nowhere", "update.allowed-roots", "update.damaged"),
+    _wrong(ReadsAnyPath, "update.nowhere", "update.allowed-roots"),
+    _wrong(IgnoresDigests, "update.damaged"),
+    _wrong(EvidenceOfOneRank, "update.version-moves-with-success"),
+    _wrong(ProfileOfOneRank, "profiling.round"),
+    _wrong(ManyProfiles, "profiling.one-at-a-time"),
+    _wrong(ProfilesAgain, "profiling.retry"),
+    _wrong(StopsAnyProfile, "profiling.unknown"),
+    _wrong(ReconfiguresAlways, "reconfigure.same"),
+    _wrong(IgnoresLimit, "reconfigure.limit"),
 )
