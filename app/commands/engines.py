@@ -126,7 +126,12 @@ def _row(engine: Json) -> list[Any]:
         engine["dialect"],
         (engine.get("health") or {}).get("state"),
         facts.get("admission"),
-        f"{pause['mode']} epoch {pause['epoch']}" if pause else None,
+        _pause(pause) if pause else None,
         f"r{revision}" if revision is not None else None,
         engine.get("running_operation"),
     ]
+
+
+def _pause(pause: Json) -> str:
+    """A drain has no epoch before it has taken effect."""
+    return f"{pause['mode']} epoch {pause['epoch']}" if pause["epoch"] else str(pause["mode"])

@@ -112,7 +112,7 @@ def document(response: httpx2.Response) -> Json:
 
 
 def problem(response: httpx2.Response) -> CommandFailed:
-    """What a refusal says, in one line: title, detail, reason, fields, operation, request."""
+    """What a refusal says, in one line: title, fields or detail, reason, operation, request."""
     status = response.status_code
     exit_ = Exit.UNREACHABLE if status in _CANNOT_NOW else Exit.REFUSED
     kind = OutcomeLost if status >= 500 and status != 501 else CommandFailed
@@ -122,10 +122,10 @@ def problem(response: httpx2.Response) -> CommandFailed:
         found = None
     if not isinstance(found, dict) or "title" not in found:
         return kind(exit_, f"{response.url} answered {status} without saying why")
-    line = str(found["title"])
-    if found.get("detail"):
+    line, faults = str(found["title"]), found.get("errors") or []
+    if found.get("detail") and not faults:  # the fields say the same again, each at its place
         line += f": {found['detail']}"
-    for fault in found.get("errors") or []:
+    for fault in faults:
         place = fault.get("pointer") or fault.get("parameter") or "/"
         line += f"; {place}: {fault.get('detail')}"
     known = {"": "reason", "operation ": "operation", "request ": "request_id"}

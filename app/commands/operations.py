@@ -10,7 +10,7 @@ import typer
 from app.commands.ending import usage
 from app.commands.following import StreamEvent, follow
 from app.commands.http import compact, connected
-from app.commands.ordering import followed
+from app.commands.ordering import followed, teller
 from app.commands.printing import event_line, exit_of, operation_line, show, table
 from app.commands.target import DEMO_DIR, DemoDir, Token, Url, gateway
 from app.domain.kinds import OperationKind, OperationState
@@ -109,7 +109,7 @@ def cancel_operation(
     with connected(gateway(url, token, demo_dir)) as calls:
         found = calls.post(f"{_path(operation)}/cancel", body)
         if wait and not found["done"]:
-            found = followed(calls, operation, timeout, lambda _event: None)
+            found = followed(calls, operation, timeout, teller(as_json))
     if as_json:
         show(found)
     else:

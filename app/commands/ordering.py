@@ -23,11 +23,13 @@ from app.domain.idempotency import check_key
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One order: where it is posted, with which body. `revision`: the one it was decided on."""
+    """One order: where it is posted, with which body. `revision`: the one it was decided on;
+    `read`: the options that say what was then read, so that the same order can be given again."""
 
     path: str
     body: Json
     revision: int | None = None
+    read: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +111,13 @@ def give(calls: Gateway, order: Order, how: Manner) -> None:
         show(calls.post(order.path, {**body, "dry_run": True}, headers))
         return
     key = _key(how.key)
-    operation = _accepted(calls, order.path, body, headers | {"idempotency-key": key}, key)
+    again = [f"--key {key}", *filter(None, [order.read])]
+    if how.revision is None and revision is not None:
+        again.append(f"--if-revision {revision}")
+    headers["idempotency-key"] = key
+    operation = _accepted(calls, order.path, body, headers, " ".join(again))
     if how.wait and not operation["done"]:
-        operation = followed(calls, operation["id"], how.timeout_s, _teller(how.as_json))
+        operation = followed(calls, operation["id"], how.timeout_s, teller(how.as_json))
     if how.as_json:
         show(operation)
     else:
@@ -143,15 +149,15 @@ def _goes_on(operation_id: str) -> str:
     return f"the operation goes on: chadburn ops watch {operation_id}"
 
 
-def _accepted(calls: Gateway, path: str, body: Json, headers: dict[str, str], key: str) -> Json:
+def _accepted(calls: Gateway, path: str, body: Json, headers: dict[str, str], again: str) -> Json:
     try:
         return calls.post(path, body, headers)
     except OutcomeLost as lost:
-        line = f"{lost.line}; whether it was taken is not known, so repeat it with --key {key}"
+        line = f"{lost.line}; whether it was taken is not known, so repeat it with {again}"
         raise CommandFailed(lost.exit, line) from lost
 
 
-def _teller(as_json: bool) -> Callable[[StreamEvent], None]:
+def teller(as_json: bool) -> Callable[[StreamEvent], None]:
     """Progress goes to stderr, so that stdout holds the outcome alone."""
     if as_json:
         return lambda _event: None

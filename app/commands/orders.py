@@ -69,8 +69,13 @@ def resume(
     if not in_force:
         raise CommandFailed(Exit.REFUSED, f"engine {engine} is not paused, as far as is known")
     epoch, revision = int(in_force["epoch"]), found.get("revision")
+    if epoch == 0:  # a drain that has not taken effect: there is no pause yet that could be lifted
+        line = f"engine {engine} still drains"
+        if running := found.get("running_operation"):
+            line += f"; wait for it, or call it off: chadburn ops cancel {running}"
+        raise CommandFailed(Exit.REFUSED, line)
     note(f"lifting pause {epoch} ({in_force['mode']}, by {in_force['by']}) at revision {revision}")
-    return Order(path, {"pause_epoch": epoch}, revision)
+    return Order(path, {"pause_epoch": epoch}, revision, f"--pause-epoch {epoch}")
 
 
 @verb
@@ -145,10 +150,12 @@ def restore(
         return Order(path, {"resources": named, "release_epoch": release_epoch})
     found = gateway.get(engine_path(engine))
     facts = found.get("facts") or {}
+    read = [] if named else [f"--resource {name}" for name in facts.get("released") or []]
     named = named or list(facts.get("released") or [])
     if not named or not facts.get("release_epoch"):
         line = f"nothing of engine {engine} is released, as far as is known"
         raise CommandFailed(Exit.REFUSED, line)
     epoch, revision = release_epoch or int(facts["release_epoch"]), found.get("revision")
     note(f"restoring {', '.join(named)} of release {epoch} at revision {revision}")
-    return Order(path, {"resources": named, "release_epoch": epoch}, revision)
+    read += [] if release_epoch else [f"--release-epoch {epoch}"]
+    return Order(path, {"resources": named, "release_epoch": epoch}, revision, " ".join(read))

@@ -40,7 +40,9 @@ def operation_line(operation: Json) -> str:
         if error.get("effect"):
             parts.append(f"effect {error['effect']}")
     elif result:
-        parts.extend(f"{name}={_value(value)}" for name, value in result.items())
+        parts.extend(
+            f"{name}={_value(value)}" for name, value in result.items() if value is not None
+        )
     if operation.get("verification") not in (None, "verified"):
         parts.append(operation["verification"])
     if operation.get("revision") is not None:
@@ -75,7 +77,9 @@ def _said(data: Json) -> str:
         return f"{data['phase']}{count}".rstrip()
     if "error" in data:
         return f"{data['error'].get('reason')}: {data['error'].get('message')}"
-    return " ".join(f"{name}={_value(value)}" for name, value in data.items() if value != "")
+    return " ".join(
+        f"{name}={_value(value)}" for name, value in data.items() if value not in ("", None)
+    )
 
 
 def _value(value: Any) -> str:

@@ -122,7 +122,11 @@ def engine(
             "instance_id": served.instance_id,
             "model": served.model_name,
         }
-        print(f"chadburn: engine {said}", flush=True)
+        print(
+            f"chadburn: engine with {served.model_name}: inference {served.inference_address},"
+            f" admin {served.admin_address}, instance {served.instance_id}",
+            flush=True,
+        )
         if ready_file is not None:
             write_json(ready_file, said)
 
@@ -158,7 +162,7 @@ def upgrade(config: Config = None) -> None:
     """Bring the schema to this release's; creates the database where there is none."""
     from app.ledger.schema import upgrade as upgrade_ledger
 
-    print(f"schema {_on_the_ledger(upgrade_ledger, config)}")
+    print(f"schema {_on_the_ledger(upgrade_ledger, config, folder=True)}")
 
 
 @db.command()
@@ -169,14 +173,25 @@ def check(config: Config = None) -> None:
     print(f"schema {_on_the_ledger(check_ledger, config)} is current")
 
 
-def _on_the_ledger(act: Callable[[str], Awaitable[str]], config: Path | None) -> str:
-    """Runs one of the functions that take the database's URL and answer its revision."""
+def _on_the_ledger(
+    act: Callable[[str], Awaitable[str]], config: Path | None, *, folder: bool = False
+) -> str:
+    """Runs one of the functions that take the database's URL and answer its revision. `folder`:
+    makes the data directory first if the ledger is to be in it."""
 
     from app.ledger.errors import SchemaBehind
 
-    async def run() -> str:
-        return await act(_settings(config, {}).ledger_url)
+    settings = _settings(config, {})
 
+    async def run() -> str:
+        return await act(settings.ledger_url)
+
+    if folder and settings.database_url is None:
+        try:
+            settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            line = f"the data directory {settings.data_dir} cannot be made: {error.strerror}"
+            raise CommandFailed(Exit.UNREACHABLE, line) from error
     try:
         return asyncio.run(run())
     except SchemaBehind as error:

@@ -33,8 +33,11 @@ class Child:
         code = self.process.returncode
         if code is None:
             return None
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-        return ChildEnded(f"the {self.name} {how}: {last_line(self.log)} (log: {self.log})")
+        if code < 0:  # what it said last has nothing to do with it
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"ended with {code}: {last_line(self.log)}"
+        return ChildEnded(f"the {self.name} {how} (log: {self.log})")
 
 
 class Children:

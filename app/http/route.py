@@ -148,7 +148,7 @@ async def _check_body(request: Request, *, required: bool) -> None:
             content.decode("utf-8"), object_pairs_hook=_no_twins, parse_constant=_no_constant
         )
     except (ValueError, RecursionError):
-        raise MalformedJson("The body is not valid JSON.") from None
+        raise MalformedJson("The body is not valid JSON, or has a name twice.") from None
     if not isinstance(parsed, dict):
         raise SchemaViolation("The body must be one JSON object.")
 

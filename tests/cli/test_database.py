@@ -13,7 +13,6 @@ from tests.cli.conftest import Run
 def config(tmp_path: Path) -> str:
     path = tmp_path / "gateway.toml"
     path.write_text(f'data_dir = "{tmp_path / "data"}"\n')
-    (tmp_path / "data").mkdir()
     return str(path)
 
 
@@ -21,11 +20,26 @@ def test_a_ledger_is_missing_then_made_then_current(run: Run, config: str, tmp_p
     missing = run("db", "check", "--config", config)
     assert missing.code == 6
     assert missing.err == "chadburn: there is no ledger there yet: chadburn db upgrade\n"
-    assert not list((tmp_path / "data").iterdir())
+    assert not (tmp_path / "data").exists()
     made = run("db", "upgrade", "--config", config)
     assert (made.code, made.out.startswith("schema ")) == (0, True)
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
     assert run("db", "upgrade", "--config", config).out == made.out
     assert run("db", "check", "--config", config).out == f"{made.out.strip()} is current\n"
+
+
+def test_a_folder_that_is_named_for_the_database_is_not_made(run: Run, tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'mounted' / 'ledger.db'}"
+    (tmp_path / "gateway.toml").write_text(f'database_url = "{url}"\n')
+    assert run("db", "upgrade", "--config", str(tmp_path / "gateway.toml")).code == 7
+    assert not (tmp_path / "mounted").exists()
+
+
+def test_a_data_directory_that_cannot_be_made_is_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "gateway.toml").write_text('data_dir = "/proc/nowhere"\n')
+    ran = run("db", "upgrade", "--config", str(tmp_path / "gateway.toml"))
+    assert ran.code == 7
+    assert "/proc/nowhere" in ran.err
 
 
 def test_a_misspelt_setting_is_named(run: Run, tmp_path: Path) -> None:

@@ -141,4 +141,4 @@ def test_the_end_of_one_process_is_the_end_of_all(tmp_path: Path, victim: str) -
         os.kill(pid, signal.SIGKILL)
         assert demo.process.wait() == 1
     assert gone(family) == set()
-    assert f"chadburn: demo: the {victim} was killed by SIGKILL" in demo.process.said()
+    assert f"chadburn: demo: the {victim} was killed by SIGKILL (log: " in demo.process.said()

@@ -35,7 +35,8 @@ class InsufficientScope(PermissionDenied):
 
     def __init__(self, required: Iterable[Scope]) -> None:
         self.required = tuple(sorted(required))
-        needs = f"the scope {' '.join(self.required)}" if self.required else "an admin scope"
+        word = "scope" if len(self.required) == 1 else "scopes"
+        needs = f"the {word} {' and '.join(self.required)}" if self.required else "an admin scope"
         super().__init__(f"This needs {needs}.")
 
 
