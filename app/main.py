@@ -88,6 +88,7 @@ def create_app(
             allowed_hosts=_hosts_of(settings),
             max_body_bytes=settings.max_body_bytes,
             max_concurrent_requests=settings.max_concurrent_requests,
+            receive_timeout_s=settings.receive_timeout_s,
             trusted_proxies=settings.trusted_proxies,
             https=settings.base_url.startswith("https:"),
         ),
@@ -123,6 +124,7 @@ async def _serve(settings: Settings, listener: socket.socket, ready: Callable[[s
         closing,
         grace_s=settings.shutdown_grace_s,
         keep_alive_s=settings.keep_alive_s,
+        receive_timeout_s=settings.receive_timeout_s,
         on_ready=lambda: ready(settings.base_url),
     )
     await server.serve(sockets=[listener])

@@ -171,6 +171,8 @@ class Settings(BaseSettings):
 
     max_body_bytes: int = Field(default=1 << 20, ge=1024, le=1 << 30)
     max_concurrent_requests: int = Field(default=256, ge=1)
+    receive_timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    """For a request's head to arrive, and then for its body."""
     max_streams: int = Field(default=512, ge=1)
     stream_max_s: float = Field(default=3600.0, gt=0)
     stream_send_timeout_s: float = Field(default=30.0, gt=0)

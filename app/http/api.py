@@ -56,6 +56,7 @@ class ApiSettings:
     allowed_hosts: tuple[str, ...]
     max_body_bytes: int = 1 << 20
     max_concurrent_requests: int = 256
+    receive_timeout_s: float = 30.0
     trusted_proxies: tuple[str, ...] = ()
     https: bool = False
 
@@ -111,6 +112,7 @@ def _layers(
             allowed_hosts=settings.allowed_hosts,
             max_body_bytes=settings.max_body_bytes,
             max_concurrent=settings.max_concurrent_requests,
+            receive_timeout_s=settings.receive_timeout_s,
         ),
     ]
     if settings.trusted_proxies:

@@ -55,6 +55,12 @@ CATALOGUE: Mapping[str, Reason] = {
         "Unsupported media type", "Bodies are JSON.", "Send `Content-Type: application/json`."
     ),
     "BODY_TOO_LARGE": Reason("The body is too large", "It is over the limit.", "Send less."),
+    "HEAD_TOO_LARGE": Reason("The headers are too large", "They are over the limit.", "Send less."),
+    "REQUEST_TOO_SLOW": Reason(
+        "The request came too slowly",
+        "Its headers or its body did not arrive within the time that one request gets.",
+        "Send it again; nothing of it was carried out.",
+    ),
     "ROUTE_NOT_FOUND": Reason("Not found", "No such path.", "See the OpenAPI document."),
     "METHOD_NOT_ALLOWED": Reason(
         "Method not allowed", "The path is there, with other methods.", "See `Allow`."

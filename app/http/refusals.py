@@ -99,6 +99,32 @@ class BodyTooLarge(EdgeRefusal, InvalidArgument):
         super().__init__(f"A body may have {limit_bytes} bytes.")
 
 
+class HeadTooLarge(EdgeRefusal, InvalidArgument):
+    reason = "HEAD_TOO_LARGE"
+    status = 431
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"Request line and headers may have {limit_bytes} bytes.")
+
+
+class HeadTooSlow(EdgeRefusal, InvalidArgument):
+    reason = "REQUEST_TOO_SLOW"
+    status = 408
+    retryable = True
+
+    def __init__(self) -> None:
+        super().__init__("The request's headers did not arrive in time.")
+
+
+class BodyTooSlow(EdgeRefusal, InvalidArgument):
+    reason = "REQUEST_TOO_SLOW"
+    status = 408
+    retryable = True
+
+    def __init__(self) -> None:
+        super().__init__("The request's body did not arrive in time.")
+
+
 class MediaTypeRefused(EdgeRefusal, InvalidArgument):
     reason = "UNSUPPORTED_MEDIA_TYPE"
     status = 415

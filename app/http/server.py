@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from app.http.closing import Closing
+from app.http.connection import within
 
 _BACKLOG = 2048
 
@@ -50,12 +51,14 @@ class GatewayServer(uvicorn.Server):
         *,
         grace_s: float,
         keep_alive_s: int,
+        receive_timeout_s: float,
         on_ready: Callable[[], None],
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 lifespan="off",
+                http=within(receive_timeout_s),
                 ws="none",
                 log_config=None,
                 access_log=False,

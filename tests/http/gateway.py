@@ -113,7 +113,14 @@ async def gateway(
         closing = Closing()
         app = create_app(settings, closing=closing)
         ready = asyncio.Event()
-        server = GatewayServer(app, closing, grace_s=5.0, keep_alive_s=30, on_ready=ready.set)
+        server = GatewayServer(
+            app,
+            closing,
+            grace_s=5.0,
+            keep_alive_s=30,
+            receive_timeout_s=settings.receive_timeout_s,
+            on_ready=ready.set,
+        )
         serving = asyncio.create_task(_serve(server, listener))
         starting = asyncio.create_task(ready.wait())
         await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)

@@ -16,7 +16,7 @@ from app.observability.log import logger
 from app.observability.metrics import Metrics
 from app.observability.tracing import RequestIds, enter, trace_id_of
 
-_SAFE_HEADERS = {
+SAFE_HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -103,7 +103,7 @@ class _Answer:
             self._first_byte_s = self.elapsed_s()
             headers = MutableHeaders(scope=message)
             headers["X-Request-Id"] = self._ids.request_id
-            for name, value in _SAFE_HEADERS.items():
+            for name, value in SAFE_HEADERS.items():
                 headers.setdefault(name, value)
             if self._https:
                 headers.setdefault("Strict-Transport-Security", _HSTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Iterable
 from urllib.parse import parse_qsl
@@ -13,6 +14,7 @@ from app.domain.errors import ChadburnError
 from app.http.problems import problem_of
 from app.http.refusals import (
     BodyTooLarge,
+    BodyTooSlow,
     HostRefused,
     MalformedRequest,
     Overloaded,
@@ -37,11 +39,13 @@ class Doors:
         allowed_hosts: Iterable[str],
         max_body_bytes: int,
         max_concurrent: int,
+        receive_timeout_s: float,
     ) -> None:
         self._app = app
         self._hosts = frozenset(map(_canonical, allowed_hosts))
         self._max_body_bytes = max_body_bytes
         self._max_concurrent = max_concurrent
+        self._receive_timeout_s = receive_timeout_s
         self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +57,9 @@ class Doors:
         if refusal is not None:
             await problem_of(refusal, scope)(scope, receive, send)
             return
-        limited = _limited(receive, Headers(scope=scope), self._max_body_bytes)
+        limited = _limited(
+            receive, Headers(scope=scope), self._max_body_bytes, self._receive_timeout_s
+        )
         if probe:
             await self._app(scope, limited, send)
             return
@@ -108,18 +114,31 @@ class _Slot:
         return pass_on
 
 
-def _limited(receive: Receive, headers: Headers, limit: int) -> Receive:
-    """Raises BodyTooLarge to whoever reads the body, so that who may not is told so first."""
+def _limited(receive: Receive, headers: Headers, limit: int, timeout_s: float) -> Receive:
+    """Raises BodyTooLarge and BodyTooSlow to whoever reads the body, so that who may not is told
+    so first. `timeout_s`: for all of it, from the first look; a sender of one byte at a time would
+    hold a place for as long as it liked."""
     announced = headers.get("content-length", "")
     too_large = announced.isdigit() and int(announced) > limit
     taken = 0
+    ends_at: float | None = None
+    whole = False
 
     async def read() -> Message:
-        nonlocal taken
+        nonlocal taken, ends_at, whole
         if too_large:
             raise BodyTooLarge(limit)
-        message = await receive()
+        if whole:
+            return await receive()  # what comes now is that the client leaves, if ever
+        if ends_at is None:
+            ends_at = asyncio.get_running_loop().time() + timeout_s
+        try:
+            async with asyncio.timeout_at(ends_at):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTooSlow from None
         if message["type"] == "http.request":
+            whole = not message.get("more_body", False)
             taken += len(message.get("body", b""))
             if taken > limit:
                 raise BodyTooLarge(limit)

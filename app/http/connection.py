@@ -1,0 +1,131 @@
+"""One client's connection: what it may take before there is a request that can be judged.
+
+uvicorn waits for ever for a head that does not end, and keeps all of it. Without a token anybody
+could fill the memory so, or hold connections until none are left.
+"""
+
+from __future__ import annotations
+
+import secrets
+from asyncio import BaseTransport, TimerHandle
+from contextvars import copy_context
+from http import HTTPStatus
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from app.clock import uuid7
+from app.http.middleware.context import SAFE_HEADERS
+from app.http.problems import problem_of
+from app.http.refusals import EdgeRefusal, HeadTooLarge, HeadTooSlow, MalformedRequest
+from app.observability.log import logger
+from app.observability.tracing import RequestIds, enter
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Request line and headers. A little more gets through where it comes in one piece."""
+
+_log = logger("chadburn.http")
+
+
+class Connection(HttpToolsProtocol):
+    """`receive_timeout_s`: how long a connection may go without a whole head, from its beginning,
+    or from the first byte of a later request. Between requests uvicorn's keep-alive counts."""
+
+    receive_timeout_s: float = 30.0
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._in_head = True
+        self._head_bytes = 0
+        self._chunk_bytes = 0  # of a piece that begins with a head, until that is counted
+        self._idle = True
+        self._timer: TimerHandle | None = None
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(cast("Any", transport))
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        self._chunk_bytes = len(data) if self._idle else 0
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(HeadTooLarge(MAX_HEAD_BYTES))
+
+    def on_message_begin(self) -> None:
+        if not self._in_head:
+            self._begin_head()
+            # What came before it in the same piece belongs to the request before.
+            self._head_bytes = self._chunk_bytes or 1
+        self._idle, self._chunk_bytes = False, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._idle = True
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's answer to what is no HTTP, as a problem like any other."""
+        del msg  # its own words, in a form of its own
+        self._refuse(MalformedRequest("The request could not be read."))
+
+    def _begin_head(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        self._stop_timer()
+        self._timer = self.loop.call_later(self.receive_timeout_s, self._too_slow)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        if self._head_bytes:
+            self._refuse(HeadTooSlow())
+        else:
+            self.transport.close()  # it never asked for anything
+
+    def _refuse(self, refusal: EdgeRefusal) -> None:
+        """Say so and hang up. Where an answer has begun it is only broken off: the rest of what
+        is sent would be taken for a part of it."""
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        answering = cast("RequestResponseCycle | None", self.cycle)
+        if answering is None or answering.response_complete or not answering.response_started:
+            # A context of its own: this one is shared by all that the connection brings.
+            self.transport.write(copy_context().run(_answer, refusal))
+        self.transport.close()
+
+
+def within(receive_timeout_s: float) -> type[Connection]:
+    """Connections that wait no longer than that for a head."""
+    return type("Connection", (Connection,), {"receive_timeout_s": receive_timeout_s})
+
+
+def _answer(refusal: EdgeRefusal) -> bytes:
+    """The whole answer as bytes."""
+    ids = RequestIds(uuid7(), secrets.token_hex(16))
+    enter(ids)
+    response = problem_of(refusal, {"type": "http"})
+    _log.info("request_unreadable", status=response.status_code, reason=refusal.reason)
+    headers = {
+        **SAFE_HEADERS,
+        **response.headers,
+        "X-Request-Id": ids.request_id,
+        "Connection": "close",
+    }
+    status = HTTPStatus(response.status_code)
+    lines = [f"HTTP/1.1 {status.value} {status.phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + bytes(response.body)
