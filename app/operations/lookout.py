@@ -121,11 +121,11 @@ class Lookout:
         try:
             found = await self._backends.of(engine.registration).discover(READ_TIMEOUT_S)
         except EngineSilent as silent:
-            return await self._keep(engine, silent, asked_at)
+            return await self._keep(silent, asked_at)
         except ChadburnError as refused:
             # The settings no longer allow what is registered.
             log.error("engine %s may not be reached: %s", self._engine_id, refused.message)
-            return await self._keep(engine, EngineSilent(Silence.UNREACHABLE), asked_at)
+            return await self._keep(EngineSilent(Silence.UNREACHABLE), asked_at)
         facts = await self._attributed(found.facts, engine.observed.facts)
         found = replace(found, facts=replace(facts, observed_at=asked_at))
         self._notice_restart(engine.observed.facts, facts)
@@ -142,8 +142,10 @@ class Lookout:
         await self._ledger.engines.observe(self._engine_id, observed)
         return Reading(replace(engine, observed=observed), found, None)
 
-    async def _keep(self, engine: Engine, silent: EngineSilent, asked_at: datetime) -> Reading:
+    async def _keep(self, silent: EngineSilent, asked_at: datetime) -> Reading:
         """What was known stays known; that it is not confirmed shows in the health."""
+        # While this one waited in vain, another reading may have had its answer.
+        engine = await self._registered()
         away = silent.reason in (Silence.UNREACHABLE, Silence.DEADLINE)
         health = HealthState.UNREACHABLE if away else HealthState.DEGRADED
         observed = replace(engine.observed, health=health, observed_at=asked_at)

@@ -26,7 +26,7 @@ from app.domain.idempotency import check_key
 from app.domain.kinds import OperationState
 from app.domain.operation import Actor, JsonObject, Operation
 from app.domain.transitions import Advanced, Cancelled, CancelRequested, Fact, advance
-from app.ledger.errors import Superseded
+from app.ledger.errors import LedgerUnavailable, Superseded
 from app.ledger.ledger import Ledger
 from app.ledger.values import Accepted, KeyClaim
 from app.operations.auditing import end_entry, entry_of, refusals_audited
@@ -182,7 +182,19 @@ class Orders:
             earlier = await self._ledger.operations.replay(request.actor, key, request.fingerprint)
             if earlier is not None:
                 return Accepted(earlier, fresh=False)
-            judged = await self._judge(request)
+            try:
+                judged = await self._judge(request)
+            except LedgerUnavailable:
+                raise
+            except ChadburnError:
+                # Since the key was looked up, this very order may have been taken on by a twin of
+                # this call, and what refuses it now is what it has changed itself.
+                earlier = await self._ledger.operations.replay(
+                    request.actor, key, request.fingerprint
+                )
+                if earlier is None:
+                    raise
+                return Accepted(earlier, fresh=False)
             now = self._clock.now()
             operation = Operation(
                 id=self._new_id(),
