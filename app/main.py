@@ -43,6 +43,7 @@ from app.observability.refused_callers import RefusedCallers
 from app.operations.deadlines import Deadlines
 from app.operations.fleet import Fleet
 from app.operations.orders import Orders
+from app.operations.retention import forget_expired_keys
 from app.operations.runner import Runner
 from app.settings import Settings
 from app.startup import (
@@ -182,7 +183,7 @@ async def _opened(
         await runner.start()
         held.push_async_callback(runner.stop, settings.shutdown_grace_s)
         held.push_async_callback(_write_refused_callers, rooms)
-        for background in (_housekeeping(rooms), verifier.warm()):
+        for background in (_housekeeping(rooms), forget_expired_keys(ledger), verifier.warm()):
             held.push_async_callback(_ended, asyncio.create_task(background))
         if settings.metrics_port is not None:
             held.callback(_exposed(settings.metrics_host, settings.metrics_port, metrics))
