@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, update
@@ -20,6 +20,8 @@ from app.ledger.paging import page_of
 from app.ledger.rows import engine_of, observed_values, registration_values
 from app.ledger.tables import engines, holds_slot, is_open, observations, operations
 from app.ledger.values import AuditEntry, EngineFilter, Page
+
+_SLOWEST = timedelta(minutes=2)
 
 
 class Engines:
@@ -109,7 +111,8 @@ class Engines:
         await self._database.write(work)
 
     async def observe(self, engine_id: str, observed: Observed) -> None:
-        """Keep a reading, unless one of a later `observed_at` is kept already.
+        """Keep a reading, unless one of a later `observed_at` is kept already; later by minutes
+        is no later reading but another clock.
 
         Raises UnknownEngine for one that was never registered.
         """
@@ -154,9 +157,16 @@ class Engines:
 
 
 def _not_newer_than(moment: datetime | None) -> ColumnElement[bool]:
-    """Of the reading that is kept: a slow observer must not put an old state back."""
+    """Of the reading that is kept: a slow observer must not put an old state back.
+
+    One from further ahead than any observer is slow was made before the clock was set back.
+    Nothing would replace it until the clock has come that far again.
+    """
     undated = observations.c.observed_at.is_(None)
-    return undated if moment is None else or_(undated, observations.c.observed_at <= moment)
+    if moment is None:
+        return undated
+    at = observations.c.observed_at
+    return or_(undated, at <= moment, at > moment + _SLOWEST)
 
 
 def _query() -> Select[Any]:

@@ -197,6 +197,16 @@ async def test_an_older_reading_does_not_replace_a_newer_one(ledger: Ledger) -> 
         await ledger.engines.observe("e2", first)
 
 
+async def test_a_clock_that_is_set_back_does_not_stop_the_readings(ledger: Ledger) -> None:
+    await with_engine(ledger)
+    ahead = Observed(health=HealthState.SERVING, observed_at=START + timedelta(hours=1))
+    await ledger.engines.observe("e1", ahead)
+    await ledger.engines.observe("e1", Observed(health=HealthState.UNREACHABLE, observed_at=START))
+    engine = await ledger.engines.get("e1")
+    assert engine is not None
+    assert engine.observed.health is HealthState.UNREACHABLE
+
+
 async def test_engines_come_in_order_of_their_bytes(ledger: Ledger) -> None:
     names = ["a", "a-1", "aa", "B", "b", "ä", "é", "z"]
     for name in reversed(names):
