@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
-from pydantic import AwareDatetime
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.http import csv_export
 from app.http.documents.audit import AuditDocument, AuditPage
+from app.http.moments import Since
 from app.http.negotiation import chosen_type
 from app.http.paging import PageSize, PageToken, clamp, next_link, number_of, token_of
 from app.http.records import record_read
@@ -43,7 +43,7 @@ async def _listing(
     operation: PlainText = None,
     principal: PlainText = None,
     action: PlainText = None,
-    since: Annotated[AwareDatetime | None, Query(description="Then or later")] = None,
+    since: Annotated[Since | None, Query(description="Then or later")] = None,
 ) -> Listing:
     query = {
         "engine": engine,

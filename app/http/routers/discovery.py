@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime
 from starlette.responses import Response
 
 from app.http.documents.discovery import (
@@ -15,6 +14,7 @@ from app.http.documents.discovery import (
     LoadHistoryDocument,
     ModelsDocument,
 )
+from app.http.moments import Since
 from app.http.replies import problems, reply
 from app.http.rooms import House, VisibleEngine
 from app.http.route import EdgeRoute
@@ -57,7 +57,7 @@ async def get_load(
     house: House,
     engine: VisibleEngine,
     since: Annotated[
-        AwareDatetime | None, Query(description="Give what was seen since then, one hour at most")
+        Since | None, Query(description="Give what was seen since then, one hour at most")
     ] = None,
 ) -> Response:
     """How busy it is: asked now, or as this gateway saw it since a time."""

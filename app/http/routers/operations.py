@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
-from pydantic import AwareDatetime
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,6 +17,7 @@ from app.http import csv_export
 from app.http.bodies import CancelBody
 from app.http.calls import PreferHeader, awaited
 from app.http.documents.operation import OperationDocument, OperationPage
+from app.http.moments import Since
 from app.http.negotiation import chosen_type, preference_of
 from app.http.operation_lookup import KnownOperation
 from app.http.paging import PageSize, PageToken, clamp, next_link, number_of, token_of
@@ -53,7 +53,7 @@ async def _listing(
     kind: Annotated[list[OperationKind], Query()] = [],  # noqa: B006 - FastAPI copies it
     state: Annotated[list[OperationState], Query()] = [],  # noqa: B006
     principal: PlainText = None,
-    since: Annotated[AwareDatetime | None, Query(description="Created then or later")] = None,
+    since: Annotated[Since | None, Query(description="Created then or later")] = None,
 ) -> Listing:
     query = {
         "engine": engine,
