@@ -66,14 +66,13 @@ def resume(
         return Order(path, {"pause_epoch": pause_epoch})
     found = gateway.get(engine_path(engine))
     in_force = (found.get("facts") or {}).get("pause")
-    if not in_force:
-        raise CommandFailed(Exit.REFUSED, f"engine {engine} is not paused, as far as is known")
-    epoch, revision = int(in_force["epoch"]), found.get("revision")
-    if epoch == 0:  # a drain that has not taken effect: there is no pause yet that could be lifted
-        line = f"engine {engine} still drains"
+    if not in_force or not in_force["epoch"]:  # 0: a drain that has not taken effect
+        how = "still drains" if in_force else "is not paused"
+        line = f"engine {engine} {how}, as far as is known"
         if running := found.get("running_operation"):
-            line += f"; wait for it, or call it off: chadburn ops cancel {running}"
+            line += f"; an order runs: chadburn ops watch {running}, or ops cancel"
         raise CommandFailed(Exit.REFUSED, line)
+    epoch, revision = int(in_force["epoch"]), found.get("revision")
     note(f"lifting pause {epoch} ({in_force['mode']}, by {in_force['by']}) at revision {revision}")
     return Order(path, {"pause_epoch": epoch}, revision, f"--pause-epoch {epoch}")
 

@@ -27,12 +27,19 @@ CHANGED = {
 LOST = problem(503, title="Unavailable", reason="LEDGER_UNAVAILABLE")
 
 
-def test_a_drain_that_goes_on_cannot_be_lifted(at: Run, gateway: Gateway) -> None:
-    gateway.then(Answer(200, DRAINING))
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [(DRAINING["facts"], "still drains"), ({"pause": None}, "is not paused")],
+)
+def test_a_drain_that_goes_on_cannot_be_lifted(
+    at: Run, gateway: Gateway, facts: Any, said: str
+) -> None:
+    """Also where the engine was last read just before it began."""
+    gateway.then(Answer(200, DRAINING | {"facts": facts}))
     ran = at("resume", "e")
     assert (ran.code, len(gateway.seen)) == (6, 1)
-    assert "engine e still drains" in ran.err
-    assert "chadburn ops cancel op-7" in ran.err
+    assert f"engine e {said}, as far as is known; an order runs" in ran.err
+    assert "chadburn ops watch op-7" in ran.err
 
 
 def test_a_drain_that_goes_on_has_no_epoch_to_show(at: Run, gateway: Gateway) -> None:
