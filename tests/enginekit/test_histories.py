@@ -29,7 +29,7 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
         st.tuples(
             st.sampled_from(["drain", "abort", "keep"]),
             st.sampled_from(["hold", "refuse"]),
-            st.sampled_from([None, 40, 20_000]),
+            st.sampled_from([None, 40, 2_000]),
         ),
     ),
     st.tuples(st.just("resume"), st.sampled_from([0, 0, 0, -1, 1])),
