@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from app import __version__
-from app.commands import engines, operations, orders
+from app.commands import adapters, engines, operations, orders
 from app.commands.conforming import conformance
 from app.commands.demonstration import demo, dev_issuer
 from app.commands.ending import CommandFailed, Exit
@@ -63,6 +63,7 @@ app.command(rich_help_panel=ORDERS)(orders.release)
 app.command(rich_help_panel=ORDERS)(orders.restore)
 app.command(rich_help_panel=ORDERS)(update_weights)
 app.add_typer(db, name="db", rich_help_panel=SERVING)
+app.add_typer(adapters.app, name="lora", rich_help_panel=ORDERS)
 app.add_typer(engines.app, name="engines", rich_help_panel=LOOKING)
 app.add_typer(operations.app, name="ops", rich_help_panel=LOOKING)
 

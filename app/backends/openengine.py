@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from app.backends import aborts, letters, readings, status_map
+from app.backends import aborts, adapters, letters, readings, status_map
 from app.backends.endpoint import CLOSED, Endpoint, NotKnownThere, was_asked_to_stop
 from app.backends.port import (
     Discovery,
@@ -25,7 +25,7 @@ from app.backends.streams import StreamLimits, no_way, order_stream
 from app.clock import Clock
 from app.domain.commands import AbortRequests
 from app.domain.operation import JsonObject
-from app.domain.transitions import Fact
+from app.domain.transitions import Completed, Fact
 from app.rpc.openengine.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -137,6 +137,10 @@ class OpenEngineBackend:
             facts = aborts.abort_requests(
                 order.command, send, late=lambda: self._clock.now() >= order.deadline_at
             )
+        elif adapters.is_adapter_order(order.command):
+            left_s = (order.deadline_at - self._clock.now()).total_seconds()
+            timeout_s = max(left_s, 0.0) + self._limits.settle_s
+            facts = adapters.adapter_order(self._admin, order, self._profile, timeout_s)
         else:
             facts = order_stream(self._admin, order, self.find, self._limits, self._clock.now)
         try:
@@ -149,6 +153,23 @@ class OpenEngineBackend:
         if isinstance(order.command, AbortRequests):
             return aborts.all_unverified(order.command)
         return None
+
+    async def read_back(
+        self, order: Order, sent_to: str | None, timeout_s: float
+    ) -> Completed | None:
+        if not adapters.is_adapter_order(order.command):
+            return None
+        profile = await self._profile(timeout_s)
+        try:
+            return adapters.read_back(order.command, profile, sent_to)
+        except Malformed as malformed:
+            raise EngineSilent(Silence.MALFORMED) from malformed
+
+    async def _profile(self, timeout_s: float) -> admin_pb2.AdminProfile:
+        try:
+            return await self._admin.read(_get_profile, timeout_s)
+        except NotKnownThere as unknown:
+            raise EngineSilent(Silence.MALFORMED) from unknown
 
     async def cancel(self, engine_operation_id: str, timeout_s: float) -> None:
         wanted = admin_pb2.CancelAdminOperationRequest(operation_id=engine_operation_id)

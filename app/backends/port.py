@@ -36,6 +36,10 @@ class OutcomeLost(Exception):
         self.why = why
 
 
+class StillRunning(Exception):
+    """What is asked about can't be told yet: the engine is seen to be at it."""
+
+
 class Silence(StrEnum):
     """Why a read has no usable answer."""
 
@@ -122,6 +126,16 @@ class EngineBackend(Protocol):
         """For an order of a kind that the engine keeps no record of, so that `find` could not
         answer and sending it again could repeat it: how it ends when its reply is lost. None:
         the engine keeps a record, ask it."""
+
+    async def read_back(
+        self, order: Order, sent_to: str | None, timeout_s: float
+    ) -> Completed | None:
+        """For an order of a kind that the engine keeps no record of, and that shows in its state:
+        how it ended. `sent_to`: the engine process that the order was sent to. None: that
+        process shows no effect of it, or there is a record to ask for, or it is another process.
+
+        Raises EngineSilent, StillRunning.
+        """
 
     async def find(self, operation_id: str, timeout_s: float) -> Found | None:
         """None: the engine itself answered that it does not know it. Raises EngineSilent."""

@@ -102,6 +102,27 @@ def refusal_of(error: grpc.aio.AioRpcError) -> OperationError | None:
     )
 
 
+def failure_of(error: grpc.aio.AioRpcError) -> OperationError | None:
+    """Of a call that answers with the outcome itself: the engine says that it took the order on and
+    failed. None: it does not say so."""
+    info = error_info(error)
+    if info is None or not _REASON.fullmatch(info.reason):
+        return None
+    effect = info.metadata.get("effect")
+    if effect is None and error.code() is not _C.INTERNAL:
+        return None
+    known = effect is not None and effect in {value.value for value in FailureEffect}
+    ranks = info.metadata.get("ranks", "").split(",")
+    return OperationError(
+        code=error.code().name,
+        reason=info.reason,
+        message="the engine could not carry it out",
+        retryable=info.metadata.get("retryable") == "true",
+        ranks=tuple(int(rank) for rank in ranks if rank.isascii() and rank.isdigit()),
+        effect=FailureEffect(effect) if known else FailureEffect.UNKNOWN,
+    )
+
+
 def lost_because(error: grpc.aio.AioRpcError) -> str:
     """Why the outcome is not known, in words of ours."""
     if error.code() is _C.UNAVAILABLE:

@@ -50,11 +50,18 @@ class Gateway:
             if not token:
                 return
 
-    def post(self, path: str, body: Json, headers: Mapping[str, str] | None = None) -> Json:
+    def post(
+        self,
+        path: str,
+        body: Json,
+        headers: Mapping[str, str] | None = None,
+        *,
+        method: str = "POST",
+    ) -> Json:
         """Sent once, or with an Idempotency-Key again and again until an answer comes."""
         given = dict(headers or {})
         again = "idempotency-key" in {name.lower() for name in given}
-        return document(self._send("POST", path, json=body, headers=given, again=again))
+        return document(self._send(method, path, json=body, headers=given, again=again))
 
     def _send(self, method: str, path: str, *, again: bool, **what: Any) -> httpx2.Response:
         kind = CommandFailed

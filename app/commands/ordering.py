@@ -30,6 +30,7 @@ class Order:
     body: Json
     revision: int | None = None
     read: str = ""
+    method: str = "POST"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +109,15 @@ def give(calls: Gateway, order: Order, how: Manner) -> None:
     if revision is not None:
         headers["if-match"] = f'"r{revision}"'
     if how.dry_run:
-        show(calls.post(order.path, {**body, "dry_run": True}, headers))
+        plan = calls.post(order.path, {**body, "dry_run": True}, headers, method=order.method)
+        show(plan)
         return
     key = _key(how.key)
     again = [f"--key {key}", *filter(None, [order.read])]
     if how.revision is None and revision is not None:
         again.append(f"--if-revision {revision}")
     headers["idempotency-key"] = key
-    operation = _accepted(calls, order.path, body, headers, " ".join(again))
+    operation = _accepted(calls, order, body, headers, " ".join(again))
     if how.wait and not operation["done"]:
         operation = followed(calls, operation["id"], how.timeout_s, teller(how.as_json))
     if how.as_json:
@@ -149,9 +151,11 @@ def _goes_on(operation_id: str) -> str:
     return f"the operation goes on: chadburn ops watch {operation_id}"
 
 
-def _accepted(calls: Gateway, path: str, body: Json, headers: dict[str, str], again: str) -> Json:
+def _accepted(
+    calls: Gateway, order: Order, body: Json, headers: dict[str, str], again: str
+) -> Json:
     try:
-        return calls.post(path, body, headers)
+        return calls.post(order.path, body, headers, method=order.method)
     except OutcomeLost as lost:
         line = f"{lost.line}; whether it was taken is not known, so repeat it with {again}"
         raise CommandFailed(lost.exit, line) from lost

@@ -22,6 +22,7 @@ from app.http.middleware.doors import Doors
 from app.http.openapi import add_openapi
 from app.http.route import EdgeRoute, refuse_undeclared
 from app.http.routers import (
+    adapters,
     audit,
     discovery,
     engines,
@@ -40,6 +41,7 @@ _ROUTERS = (
     engines.router,
     discovery.router,
     orders.router,
+    adapters.router,
     operations.router,
     events.router,
     audit.router,

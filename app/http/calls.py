@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.auth.principal import Principal
+from app.domain.commands import Command
 from app.domain.idempotency import fingerprint
 from app.domain.operation import Operation
 from app.http.bodies import OrderBody
@@ -47,10 +48,12 @@ class OrderCall:
     if_match: str | None
     preference: Preference
 
-    async def give(self, body: OrderBody, who: Principal) -> Response:
+    async def give(
+        self, body: OrderBody, who: Principal, command: Command | None = None
+    ) -> Response:
         """Judge it and take it on: 202, or 200 if it has ended within the time to wait; with
-        `dry_run` the plan."""
-        order = self._order(body, who)
+        `dry_run` the plan. `command`: the order, where the body alone does not say it."""
+        order = self._order(body, who, command or body.command())
         if body.dry_run:
             return JSONResponse(dict(await self.house.orders.plan(order)))
         accepted = await self.house.orders.submit(order)
@@ -60,8 +63,7 @@ class OrderCall:
             operation, accepted=True, headers={**self.preference.headers, **replayed}
         )
 
-    def _order(self, body: OrderBody, who: Principal) -> OrderRequest:
-        command = body.command()
+    def _order(self, body: OrderBody, who: Principal, command: Command) -> OrderRequest:
         expected = expected_revision(self.if_match, body.expected_revision)
         key = None
         if not body.dry_run:
@@ -84,7 +86,9 @@ class OrderCall:
         )
 
     def _fingerprint(self, body: OrderBody) -> str:
-        path = self.request.scope["route"].path.replace("{engine}", self.engine.id)
+        path = self.request.scope["route"].path_format
+        for name, value in self.request.path_params.items():
+            path = path.replace(f"{{{name}}}", value)
         sent: dict[str, Any] = body.model_dump(mode="json", exclude_unset=True)
         return fingerprint(self.request.method, path, sent, self.if_match)
 

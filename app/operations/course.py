@@ -26,6 +26,7 @@ from app.backends.port import (
     EngineSilent,
     Order,
     OutcomeLost,
+    StillRunning,
 )
 from app.clock import Clock
 from app.domain.commands import command_of
@@ -214,11 +215,17 @@ class Course:
                 if end is not None:
                     await self._log.take(end)
                     return
+                shown = await backend.read_back(
+                    self._order(), self.operation.engine_instance_id, self._pace.find_timeout_s
+                )
+                if shown is not None:
+                    await self._end(shown)
+                    return
                 found = await backend.find(self.operation.id, self._pace.find_timeout_s)
                 # Asked after the loss, and after the engine has answered: it is this process
                 # that does not know the order.
                 unknown_to = None if found else (await self._instance_id())
-            except (EngineSilent, ChadburnError) as silent:
+            except (EngineSilent, StillRunning, ChadburnError) as silent:
                 log.info("operation %s: no answer: %s", self.operation.id, silent)
                 continue
             if found is not None:

@@ -8,11 +8,13 @@ from app.domain.commands import (
     AbortRequests,
     Command,
     FlushCaches,
+    LoadLora,
     Pause,
     PauseAround,
     ReleaseResources,
     RestoreResources,
     Resume,
+    UnloadLora,
     UpdateWeights,
 )
 from app.domain.facts import EngineFacts
@@ -43,6 +45,10 @@ def effect_of(command: Command, facts: EngineFacts, load: JsonObject | None) -> 
             return _release(command, facts, load)
         case RestoreResources():
             return _restore(command, facts)
+        case LoadLora():
+            return f"Loads the adapter {command.name} on all ranks."
+        case UnloadLora():
+            return f"Unloads the adapter {command.name} from all ranks, unless requests use it."
         case UpdateWeights():
             return _update(command, facts, load)
         case _:

@@ -79,6 +79,16 @@ class TestWhatIsSent:
         assert (seen.path, seen.body) == (f"/v1/engines/e/{path}", body)
         assert "if-match" not in seen.headers
 
+    def test_adapters(self, at: Run, gateway: Gateway) -> None:
+        gateway.then(accepted)
+        assert at("lora", "load", "e", "org/sql", "--path", "/l/sql", "--id", "3").code == 0
+        assert at("lora", "unload", "e", "org/sql x", "--reason", "old").code == 0
+        load, unload = gateway.seen
+        assert (load.method, load.path) == ("POST", "/v1/engines/e/loras")
+        assert load.body == {"name": "org/sql", "path": "/l/sql", "id": 3}
+        assert (unload.method, unload.body) == ("DELETE", {"reason": "old"})
+        assert unload.path == "/v1/engines/e/loras/org/sql%20x"
+
     def test_an_update_of_weights(self, at: Run, gateway: Gateway, tmp_path: Path) -> None:
         gateway.then(accepted)
         update = ("update-weights", "e", "--weight-version", "v8")
@@ -380,6 +390,8 @@ class TestUsage:
             ("release", "torch-0", "--resource", "kv_cache", "--content", "discard"),
             ("release", "torch-0", "--content", "discard", "--drain", "wait"),
             ("restore", "torch-0", "--release-epoch", "0"),
+            ("lora", "load", "torch-0", "sql"),
+            ("lora", "unload", "torch-0", "a/../b"),
             (*UPDATE, "--disk", "/m"),
             (*UPDATE, "--pause", "drain"),
             (*UPDATE, "--disk", "/m", "--source", "f", "--pause", "drain"),

@@ -47,6 +47,9 @@ NEEDS = {
     ("POST", "/v1/engines/{engine}/release-resources"): "admin:resources",
     ("POST", "/v1/engines/{engine}/restore-resources"): "admin:resources",
     ("POST", "/v1/engines/{engine}/update-weights"): "admin:weights",
+    ("GET", "/v1/engines/{engine}/loras"): "admin:read",
+    ("POST", "/v1/engines/{engine}/loras"): "admin:adapters",
+    ("DELETE", "/v1/engines/{engine}/loras/{name:path}"): "admin:adapters",
     ("POST", "/v1/engines/{engine}/abort-requests"): "admin:abort",
     ("GET", "/v1/operations"): "admin:read",
     ("GET", "/v1/operations/{operation}"): "admin:read",
@@ -77,6 +80,7 @@ async def prepared(data_dir: Path) -> AsyncIterator[tuple[Gateway, list[Call]]]:
             for method in sorted(route.methods or ()):
                 path = route.path_format.replace("{engine}", "e1")
                 path = path.replace("{operation}", operation).replace("{slug}", "engine-busy")
+                path = path.replace("{name}", "sql")
                 calls.append(Call(method, route.path, path.replace("{path}", "v1")))
         yield gate, calls
 

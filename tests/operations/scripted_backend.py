@@ -230,6 +230,11 @@ class ScriptedBackend:
     def _number(self, operation_id: str) -> str:
         return self._numbers.setdefault(operation_id, f"e-{len(self._numbers) + 1}")
 
+    async def read_back(
+        self, order: Order, sent_to: str | None, timeout_s: float
+    ) -> Completed | None:
+        return None
+
     def end_without_record(self, order: Order) -> Fact | None:
         return None
 

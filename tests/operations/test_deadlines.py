@@ -10,10 +10,12 @@ import pytest
 from app.domain.commands import (
     AbortRequests,
     FlushCaches,
+    LoadLora,
     Pause,
     ReleaseResources,
     RestoreResources,
     Resume,
+    UnloadLora,
     UpdateWeights,
 )
 from app.domain.errors import InvalidArgument
@@ -46,6 +48,8 @@ def test_the_published_table_is_the_one_in_force() -> None:
             ReleaseResources,
             RestoreResources,
             UpdateWeights,
+            LoadLora,
+            UnloadLora,
             AbortRequests,
         )
     }

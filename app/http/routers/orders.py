@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -26,26 +28,28 @@ from app.http.routers.needs import (
 )
 from app.http.weight_bodies import UpdateWeightsBody
 
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "It had ended within the time to wait; or the plan of a `dry_run`",
+        "content": {
+            "application/json": {
+                "schema": {
+                    "anyOf": [
+                        {"$ref": f"#/components/schemas/{OperationDocument.__name__}"},
+                        {"type": "object", "title": "Plan"},
+                    ]
+                }
+            }
+        },
+    },
+    **problems(404, 409, 412, 413, 415, 429, 501, 502),
+}
+
 router = APIRouter(
     prefix="/v1/engines/{engine}",
     tags=["orders"],
     route_class=EdgeRoute,
-    responses={
-        200: {
-            "description": "It had ended within the time to wait; or the plan of a `dry_run`",
-            "content": {
-                "application/json": {
-                    "schema": {
-                        "anyOf": [
-                            {"$ref": f"#/components/schemas/{OperationDocument.__name__}"},
-                            {"type": "object", "title": "Plan"},
-                        ]
-                    }
-                }
-            },
-        },
-        **problems(404, 409, 412, 413, 415, 429, 501, 502),
-    },
+    responses=RESPONSES,
 )
 
 
