@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from app.domain.errors import ChadburnError, InvalidArgument
 from app.ledger.errors import LedgerUnavailable
-from app.ledger.target import Target
+from app.ledger.target import LedgerFile, Target
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -191,12 +191,19 @@ class Database:
     in the middle, it could leave the connection in a state nobody knows and out of the pool.
     """
 
-    def __init__(self, engine: AsyncEngine, on_placed: Callable[[], None]) -> None:
-        """`on_placed` is called after the end of every transaction that took positions."""
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        on_placed: Callable[[], None],
+        file: LedgerFile | None = None,
+    ) -> None:
+        """`on_placed` is called after the end of every transaction that took positions. `file`:
+        on SQLite, where everything is kept."""
         self.postgres = engine.dialect.name == "postgresql"
         self._engine = engine
         self._writer = for_writing(engine)
         self._on_placed = on_placed
+        self._file = file
         # SQLite's own waiting for its write lock is by trial and not in order of arrival.
         self._turn = None if self.postgres else asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
@@ -215,6 +222,11 @@ class Database:
 
     def pool_in_use(self) -> int:
         return cast("int", self._engine.pool.checkedout())  # type: ignore[attr-defined]
+
+    def check_file(self) -> None:
+        """Raises LedgerUnavailable where what is written now could not be found again."""
+        if self._file is not None:
+            self._file.check()
 
     async def close(self) -> None:
         self._closed = True
@@ -260,7 +272,9 @@ class Database:
                     await stack.enter_async_context(self._turn)
                 connection = await stack.enter_async_context(self._writer.begin())
                 write = Write(connection, self.postgres)
-                return await work(write)
+                done = await work(write)
+                self.check_file()
+                return done
         finally:
             if write is not None and write.placed:
                 # Also when it was rolled back: readers may have been waiting behind its place.

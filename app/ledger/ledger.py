@@ -18,7 +18,7 @@ from app.ledger.leases import Leases
 from app.ledger.operations import Operations
 from app.ledger.schema import ReleaseSchema, bring_up, check_connection, release_schema
 from app.ledger.tables import ledger
-from app.ledger.target import sole_process, target_of
+from app.ledger.target import LedgerFile, sole_process, target_of
 from app.ledger.wakes import Wakes
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ class Ledger:
                 if watch is not None:
                     watch.announce()
 
-            database = Database(engine, on_placed=tell)
+            file = None if target.path is None else LedgerFile.at(target.path)
+            database = Database(engine, on_placed=tell, file=file)
             held.push_async_callback(database.close)
 
             async def look(connection: AsyncConnection) -> str:
@@ -127,6 +128,7 @@ class Ledger:
         async def look(connection: AsyncConnection) -> None:
             await check_connection(connection, self._schema)
 
+        self._database.check_file()
         await self._database.read(look)
 
     def pool_in_use(self) -> int:

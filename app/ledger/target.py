@@ -45,6 +45,30 @@ def target_of(url: str) -> Target:
     return Target(parsed.set(drivername="sqlite+aiosqlite", database=str(path)), path)
 
 
+@dataclass(frozen=True, slots=True)
+class LedgerFile:
+    """The file that was opened, whatever its path leads to later."""
+
+    path: Path
+    device: int
+    inode: int
+
+    @classmethod
+    def at(cls, path: Path) -> LedgerFile:
+        found = os.stat(path)
+        return cls(path, found.st_dev, found.st_ino)
+
+    def check(self) -> None:
+        """Raises LedgerUnavailable once the path leads to another file, or to none. SQLite would
+        go on with the one that is open, and all that was told would be gone with the process."""
+        try:
+            there = LedgerFile.at(self.path)
+        except OSError:
+            there = None
+        if there != self:
+            raise LedgerUnavailable("the file of the SQLite ledger was removed or replaced")
+
+
 @contextmanager
 def sole_process(target: Target) -> Iterator[None]:
     """On SQLite: until the end no other process, and no second ledger in this one, may have the

@@ -47,6 +47,31 @@ async def test_sqlite_writes_through_to_the_disk(tmp_path: Path, clock: SetClock
         await ledger.close()
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_nothing_is_taken_on_in_a_file_that_was_taken_away(
+    tmp_path: Path, clock: SetClock, replaced: bool
+) -> None:
+    """SQLite would go on writing to the file that has no name any more."""
+    path = tmp_path / "ledger.db"
+    ledger = await Ledger.open(f"sqlite:///{path}", clock=clock, migrate=True)
+    try:
+        await with_engine(ledger)
+        await ledger.check()
+        path.rename(tmp_path / "elsewhere.db")
+        if replaced:
+            path.write_bytes((tmp_path / "elsewhere.db").read_bytes())
+        with pytest.raises(LedgerUnavailable, match="removed or replaced"):
+            await accept(ledger, order())
+        with pytest.raises(LedgerUnavailable):
+            await ledger.check()
+        (tmp_path / "elsewhere.db").replace(path)
+        await ledger.check()
+        await accept(ledger, order())
+        assert len(await ledger.operations.open_ones()) == 1
+    finally:
+        await ledger.close()
+
+
 async def test_a_write_transaction_begins_as_one(tmp_path: Path) -> None:
     """Another program that has the file locked is waited for at the beginning, not in between."""
     url = f"sqlite:///{tmp_path}/ledger.db"
