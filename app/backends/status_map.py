@@ -10,6 +10,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from app.backends.port import EngineSilent, Silence
+from app.backends.spelling import text_of
 from app.domain.kinds import FailureEffect
 from app.domain.operation import OperationError
 
@@ -157,5 +158,5 @@ def silence_of(error: grpc.aio.AioRpcError, *, connected: bool = True) -> Engine
 
 
 def for_the_log(error: grpc.aio.AioRpcError) -> str:
-    """Code and text, bounded. Never for a caller."""
-    return f"{error.code().name}: {(error.details() or '')[:300]}"
+    """Code and text, bounded and on one line. Never for a caller."""
+    return f"{error.code().name}: {text_of(error.details() or '', 300)}"
