@@ -82,6 +82,19 @@ def engine(
     ] = None,
     model_name: Annotated[str | None, typer.Option(help="Else the checkpoint's folder.")] = None,
     weight_version: Annotated[str | None, typer.Option(help="Label of its weights.")] = None,
+    weights_root: Annotated[
+        list[Path] | None,
+        typer.Option(help="Updates may read files below this directory. Repeatable."),
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, help="Ranks that divide the model, each a process.")
+    ] = 1,
+    kv_blocks: Annotated[
+        int | None, typer.Option(min=1, help="Blocks of the KV cache; else room for 16384 tokens.")
+    ] = None,
+    max_running: Annotated[
+        int, typer.Option(min=1, max=512, help="Requests that are computed at once.")
+    ] = 16,
     step_delay_ms: Annotated[
         int, typer.Option(min=0, help="Slept after each step, to be able to watch.")
     ] = 0,
@@ -140,13 +153,19 @@ def engine(
         checkpoint=checkpoint,
         model_name=model_name,
         weight_version=weight_version,
+        weights_roots=tuple(weights_root or ()),
         inference_address=inference_address,
         admin_address=admin_address,
         tokens=tokens,
         inference_tls=tls(None),
         admin_tls=tls(client_ca),
         insecure_loopback=insecure_loopback,
-        core=CoreSettings(step_delay_ms=step_delay_ms),
+        core=CoreSettings(
+            step_delay_ms=step_delay_ms,
+            tensor_parallel_size=tensor_parallel_size,
+            kv_blocks=kv_blocks,
+            max_running=max_running,
+        ),
     )
     try:
         run_engine(settings, ready)

@@ -26,6 +26,13 @@ def arguments() -> argparse.ArgumentParser:
     add("--model", type=Path, help="Hugging Face checkpoint; a small one is made without it")
     add("--model-name", help="served under this name; default: the checkpoint folder's")
     add("--weight-version", help="what the weights are called; default: not declared")
+    add(
+        "--weights-root",
+        type=Path,
+        action="append",
+        default=[],
+        help="updates may read files below it; repeatable",
+    )
     add("--seed", type=int, default=0, help="decides the weights of the small checkpoint")
     add("--inference-address", default="127.0.0.1:0", help="host:port or unix:/path")
     add("--admin-address", default="127.0.0.1:0", help="host:port or unix:/path")
@@ -60,6 +67,7 @@ def settings_of(given: argparse.Namespace) -> EngineSettings:
         seed=given.seed,
         model_name=given.model_name,
         weight_version=given.weight_version,
+        weights_roots=tuple(given.weights_root),
         inference_address=given.inference_address,
         admin_address=given.admin_address,
         tokens=_tokens(given),

@@ -140,17 +140,28 @@ class ChangeUndone:
     weights_sha256: str
 
 
+@dataclass(frozen=True, slots=True)
+class ResourceBytes:
+    """What the tensors of one resource measured before the change and measure after it."""
+
+    resource: Resource
+    bytes_before: int
+    bytes_after: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeSettled:
     """Memory in bytes. On the CPU ``…_memory`` is the process's resident set, on a CUDA device what
-    its allocator has reserved; ``held`` what the tensors of the order's resources measure;
-    ``kept`` the copies in host memory, which the resident set does not contain."""
+    its allocator has reserved; ``held`` what the tensors of the order's resources measured
+    before, ``parts`` what those of each do; ``kept`` the copies in host memory, which the resident
+    set does not contain."""
 
     before_memory: int
     after_memory: int
     held: int
     kept: int
     weights_sha256: str
+    parts: tuple[ResourceBytes, ...] = ()
 
 
 ChangeResult = ChangePrepared | ChangeCommitted | ChangeUndone | ChangeSettled

@@ -36,6 +36,11 @@ class Held:
     kept_cache: HostCopy | None = None
     released: frozenset[Resource] = frozenset()
 
+    @property
+    def preserved(self) -> frozenset[Resource]:
+        copies = {Resource.WEIGHTS: self.kept_weights, Resource.KV_CACHE: self.kept_cache}
+        return frozenset(resource for resource, copy in copies.items() if copy is not None)
+
 
 class Holding:
     """``bare`` is the model without weights; ``new_cache`` makes an empty cache."""

@@ -6,16 +6,28 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from app.domain.capabilities import Capabilities
-from app.domain.commands import Command, FlushCaches, Pause, Resume
+from app.domain.commands import (
+    Command,
+    FlushCaches,
+    Pause,
+    ReleaseResources,
+    RestoreResources,
+    Resume,
+    UpdateWeights,
+)
 from app.domain.facts import WeightsFact
 from app.domain.kinds import (
     AbortOutcome,
     CacheKind,
+    CachePolicy,
+    Component,
+    ContentPolicy,
     EngineRole,
     NewRequests,
     OperationKind,
     PauseMode,
     ResourceKind,
+    WeightSourceKind,
     WeightsState,
 )
 from app.domain.ranks import RankReport, RankState
@@ -33,6 +45,7 @@ from app.enginekit.runtime import (
     RuntimeFault,
 )
 from app.reference_engine import messages as m
+from app.reference_engine.carried_change import CarriedChange, fault_of
 from app.reference_engine.channel import Issued
 from app.reference_engine.engine import Engine
 from app.reference_engine.errors import (
@@ -45,6 +58,7 @@ from app.reference_engine.errors import (
 )
 from app.reference_engine.intake import MAX_TOP_LOGPROBS, Intake
 from app.reference_engine.responses import response_of
+from app.reference_engine.sources import SourcePolicy
 from app.rpc.openengine.v1 import error_pb2, generation_pb2
 
 _PAUSED_ABORT = "the engine was paused, which ended all requests in flight"
@@ -54,6 +68,11 @@ _ABORT_OUTCOMES = {
     m.AbortStatus.ALREADY_FINISHED: AbortOutcome.ALREADY_FINISHED,
     m.AbortStatus.NOT_FOUND: AbortOutcome.NOT_FOUND,
 }
+_CHANGES = (
+    OperationKind.RELEASE_RESOURCES,
+    OperationKind.RESTORE_RESOURCES,
+    OperationKind.UPDATE_WEIGHTS,
+)
 
 
 @dataclass(slots=True)
@@ -80,6 +99,7 @@ class ReferenceRuntime:
         model_name: str,
         engine_version: str,
         weight_version: str | None,
+        sources: SourcePolicy | None = None,
     ) -> None:
         self._engine = engine
         self._intake = intake
@@ -87,7 +107,9 @@ class ReferenceRuntime:
         self._engine_version = engine_version
         self._weight_version = weight_version
         self._gate = m.Gate.OPEN
+        self._sources = sources or SourcePolicy()
         self._carried: _Carried | None = None
+        self._changing: CarriedChange | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -128,10 +150,19 @@ class ReferenceRuntime:
                     OperationKind.PAUSE,
                     OperationKind.RESUME,
                     OperationKind.ABORT_REQUESTS,
+                    *_CHANGES,
                 }
             ),
-            cancellable=frozenset({OperationKind.PAUSE}),
+            cancellable=frozenset({OperationKind.PAUSE, *_CHANGES}),
             cache_kinds=frozenset({CacheKind.PREFIX}),
+            resources={
+                ResourceKind.WEIGHTS: frozenset(ContentPolicy),
+                ResourceKind.KV_CACHE: frozenset(ContentPolicy),
+            },
+            weight_sources=frozenset({WeightSourceKind.INLINE, WeightSourceKind.SHARED_MEMORY})
+            | ({WeightSourceKind.DISK} if self._sources.roots else set()),
+            cache_policies=frozenset(CachePolicy),
+            components=frozenset({Component.TARGET}),
             pause_modes=frozenset(PauseMode),
             new_requests=frozenset(NewRequests),
             models=(self._model_name,),
@@ -156,7 +187,7 @@ class ReferenceRuntime:
         try:
             now = await self._engine.load()
         except RankLost as error:
-            raise _fault(error) from error
+            raise fault_of(error) from error
         rank = RankLoad(
             data_parallel_rank=0,
             running_requests=now.running_requests,
@@ -179,14 +210,20 @@ class ReferenceRuntime:
         )
 
     async def prepare(self, order: Order, rank: int) -> None:
-        """The orders of this engine need nothing made ready; what can be found out beforehand is
-        whether the rank takes orders at all."""
+        """Orders that change nothing the ranks hold need nothing made ready; what can be found out
+        beforehand is whether the rank takes orders at all."""
+        if (change := self._change_of(order)) is not None:
+            await change.prepare(rank)
+            return
         carried = self._carry(order)
         if carried.prepared is None:
             carried.prepared = self._engine.issue(m.ReadLoad())
         await self._ack(carried.prepared, rank)
 
     async def commit(self, order: Order, rank: int) -> None:
+        if (change := self._change_of(order)) is not None:
+            await change.commit(rank)
+            return
         carried = self._carry(order)
         if carried.committed is None:
             carried.committed = self._engine.issue(_rank_order(order.command))
@@ -194,6 +231,9 @@ class ReferenceRuntime:
 
     async def rollback(self, order: Order, rank: int) -> None:
         """Back to the gate that stood before. A flushed cache stays flushed: it only costs time."""
+        if (change := self._change_of(order)) is not None:
+            await change.rollback(rank)
+            return
         carried = self._carry(order)
         if carried.committed is None or isinstance(order.command, FlushCaches):
             return
@@ -203,6 +243,11 @@ class ReferenceRuntime:
         await self._ack(carried.undone, rank)
 
     async def conclude(self, order: Order) -> Conclusion:
+        if (change := self._change_of(order)) is not None:
+            concluded = await change.conclude()
+            if isinstance(order.command, UpdateWeights):
+                self._weight_version = order.command.weight_version
+            return concluded
         carried = self._carry(order)
         # The first rank schedules for all: its counts are theirs.
         match carried.results[self.ranks[0]]:
@@ -246,29 +291,40 @@ class ReferenceRuntime:
         try:
             aborted = await self._engine.abort(request_ids, message)
         except RankLost as error:
-            raise _fault(error) from error
+            raise fault_of(error) from error
         return AbortTally({one.request_id: _ABORT_OUTCOMES[one.status] for one in aborted.outcomes})
 
     async def probe(self) -> None:
         try:
             await self._engine.probe()
         except (RankLost, OrderRejected) as error:
-            raise _fault(error) from error
+            raise fault_of(error) from error
 
     async def close(self) -> None:
         await self._engine.close()
+        if self._changing is not None:
+            await self._changing.discard()
 
     def _carry(self, order: Order) -> _Carried:
-        """Orders that reach the ranks exclude each other, so there is one at a time."""
+        """Orders that reach the ranks exclude each other, so there is one at a time; beside it only
+        the update that has this pause of its own."""
         if self._carried is None or self._carried.operation_id != order.operation_id:
             self._carried = _Carried(order.operation_id, self._gate)
         return self._carried
+
+    def _change_of(self, order: Order) -> CarriedChange | None:
+        command = order.command
+        if not isinstance(command, ReleaseResources | RestoreResources | UpdateWeights):
+            return None
+        if self._changing is None or self._changing.operation_id != order.operation_id:
+            self._changing = CarriedChange(order.operation_id, command, self._engine, self._sources)
+        return self._changing
 
     async def _ack(self, issued: Issued, rank: int) -> m.Result:
         try:
             return await self._engine.ack(issued, rank)
         except (RankLost, OrderRejected) as error:
-            raise _fault(error) from error
+            raise fault_of(error) from error
 
 
 def _gate_of(command: Command) -> m.Gate:
@@ -290,9 +346,3 @@ def _rank_order(command: Command) -> m.Order:
         case Resume():
             return m.SetGate(gate=m.Gate.OPEN)
     raise RuntimeFault("UNSUPPORTED_OPERATION", f"{command.kind.value} is not offered")
-
-
-def _fault(error: RankLost | OrderRejected) -> RuntimeFault:
-    if isinstance(error, RankLost):
-        return RuntimeFault("RANK_LOST", str(error))
-    return RuntimeFault("RANK_REJECTED", error.cause, retryable=True)

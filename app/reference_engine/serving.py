@@ -31,6 +31,7 @@ from app.reference_engine.first_start import find_or_make_tiny_checkpoint
 from app.reference_engine.intake import Intake
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.runtime import ReferenceRuntime
+from app.reference_engine.sources import SourcePolicy
 
 __all__ = [
     "TINY_MODEL_NAME",
@@ -63,8 +64,9 @@ class EngineSettings:
     """How to run an engine. Addresses are ``host:port`` (port 0: any free one) or ``unix:/path``.
 
     Without ``checkpoint`` a small one is made below ``data_dir`` at the first start; ``seed``
-    decides its weights. Without ``tokens`` both listeners must be local and ``insecure_loopback``
-    be said. ``model_name`` None: the checkpoint folder's name, or TINY_MODEL_NAME.
+    decides its weights. Updates may read files below ``weights_roots``, without any none. Without
+    ``tokens`` both listeners must be local and ``insecure_loopback`` be said. ``model_name`` None:
+    the checkpoint folder's name, or TINY_MODEL_NAME.
     """
 
     data_dir: Path
@@ -72,6 +74,7 @@ class EngineSettings:
     seed: int = 0
     model_name: str | None = None
     weight_version: str | None = None
+    weights_roots: tuple[Path, ...] = ()
     inference_address: str = "127.0.0.1:0"
     admin_address: str = "127.0.0.1:0"
     tokens: TokenSettings | None = None
@@ -149,6 +152,9 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         plaintext_beyond_loopback=settings.plaintext_beyond_loopback,
         reflection=settings.reflection,
     )
+    for root in settings.weights_roots:
+        if not await asyncio.to_thread(root.is_dir):
+            raise CannotServe(f"no directory of weights at {root}")
     checkpoint = await _checkpoint(settings)
     engine = await Engine.start(
         checkpoint,
@@ -169,6 +175,7 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         model_name=name,
         engine_version=__version__,
         weight_version=settings.weight_version,
+        sources=SourcePolicy(roots=settings.weights_roots),
     )
     server = EngineServer(runtime, kit, now=utc_now, new_id=random_id)
     try:

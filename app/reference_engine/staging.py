@@ -38,7 +38,7 @@ class _Change:
         self.ended = threading.Event()
         self.memory_before = memory_in_use(holding.device)
         resources = getattr(order, "resources", (c.Resource.WEIGHTS,))
-        self.bytes_before = sum(map(holding.bytes_held, resources))
+        self.bytes_before = {one: holding.bytes_held(one) for one in resources}
 
     def proceed(self) -> None:
         if self.stop.is_set():
@@ -122,9 +122,13 @@ class Staging:
         return c.ChangeSettled(
             before_memory=memory_before,
             after_memory=memory_in_use(self._holding.device),
-            held=bytes_before,
+            held=sum(bytes_before.values()),
             kept=self._holding.bytes_kept,
             weights_sha256=held.sha256,
+            parts=tuple(
+                c.ResourceBytes(resource, before, self._holding.bytes_held(resource))
+                for resource, before in bytes_before.items()
+            ),
         )
 
     def _of(self, change_id: str) -> _Change:
@@ -135,8 +139,10 @@ class Staging:
     def _check(self, order: c.Preparation) -> None:
         released = self._holding.held.released
         match order:
-            case c.PrepareRelease(resources=resources):
-                if again := released.intersection(resources):
+            case c.PrepareRelease(resources=resources, preserve=preserve):
+                # What is preserved can still be discarded.
+                kept = frozenset() if preserve else self._holding.held.preserved
+                if again := released.intersection(resources) - kept:
                     raise OrderRefused(f"released already: {', '.join(sorted(again))}")
             case c.PrepareRestore(resources=resources):
                 if missing := set(resources) - released:

@@ -31,6 +31,7 @@ _OTHERS: tuple[type, ...] = (
     change_orders.SharedTensor,
     change_orders.SharedSource,
     change_orders.SwitchedAt,
+    change_orders.ResourceBytes,
     messages.Entry,
     messages.GenerationRequest,
     messages.Sampling,

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 
 from app.reference_engine.serving import ServedEngine
+from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import (
-    admin_pb2,
     admin_pb2_grpc,
     error_pb2,
     generation_pb2,
@@ -99,7 +99,7 @@ class Told:
     """The events of one admin operation, read in the background."""
 
     rpc: Any
-    events: list[admin_pb2.AdminOperationEvent] = field(default_factory=list)
+    events: list[pb.AdminOperationEvent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._arrived = asyncio.Condition()
@@ -111,10 +111,10 @@ class Told:
             async with self._arrived:
                 self._arrived.notify_all()
 
-    async def until(self, kind: str) -> admin_pb2.AdminOperationEvent:
+    async def until(self, kind: str) -> pb.AdminOperationEvent:
         """The first event of a kind."""
 
-        def found() -> admin_pb2.AdminOperationEvent | None:
+        def found() -> pb.AdminOperationEvent | None:
             return next((one for one in self.events if one.WhichOneof("event") == kind), None)
 
         async with asyncio.timeout(PATIENCE_S), self._arrived:
@@ -122,11 +122,11 @@ class Told:
         assert event is not None
         return event
 
-    async def end(self) -> admin_pb2.AdminOperationEvent:
+    async def end(self) -> pb.AdminOperationEvent:
         await self._task
         return self.events[-1]
 
-    async def completed(self) -> admin_pb2.OperationCompleted:
+    async def completed(self) -> pb.OperationCompleted:
         end = await self.end()
         assert end.WhichOneof("event") == "completed", end
         return end.completed
@@ -153,32 +153,56 @@ class Clients:
     def send(self, request: generation_pb2.GenerateRequest) -> Call:
         return Call(self._inference, request)
 
-    def pause(self, mode: admin_pb2.PauseMode.ValueType, **options: Any) -> Told:
-        request = admin_pb2.PauseRequest(idempotency_key=key(), mode=mode, **options)
+    def pause(self, mode: pb.PauseMode.ValueType, **options: Any) -> Told:
+        request = pb.PauseRequest(idempotency_key=key(), mode=mode, **options)
         return Told(self.admin.Pause(request, timeout=PATIENCE_S))
 
-    async def resume(self) -> admin_pb2.OperationCompleted:
+    async def resume(self) -> pb.OperationCompleted:
         epoch = (await self.profile()).pause_epoch
-        request = admin_pb2.ResumeRequest(idempotency_key=key(), pause_epoch=epoch)
+        request = pb.ResumeRequest(idempotency_key=key(), pause_epoch=epoch)
         return await Told(self.admin.Resume(request, timeout=PATIENCE_S)).completed()
 
-    async def flush(self) -> admin_pb2.FlushedCache:
-        request = admin_pb2.FlushCachesRequest(
-            idempotency_key=key(), caches=[admin_pb2.CACHE_KIND_PREFIX]
-        )
+    async def flush(self) -> pb.FlushedCache:
+        request = pb.FlushCachesRequest(idempotency_key=key(), caches=[pb.CACHE_KIND_PREFIX])
         told = Told(self.admin.FlushCaches(request, timeout=PATIENCE_S))
         (cache,) = (await told.completed()).flush_caches.caches
         return cache
 
+    def release(
+        self, *kinds: pb.ResourceKind.ValueType, content: pb.ContentPolicy.ValueType
+    ) -> Told:
+        request = pb.ReleaseResourcesRequest(
+            idempotency_key=key(), resources=kinds, content=content, drain=pb.DRAIN_RULE_WAIT
+        )
+        return Told(self.admin.ReleaseResources(request, timeout=PATIENCE_S))
+
+    async def restore(self, *kinds: pb.ResourceKind.ValueType) -> pb.OperationCompleted:
+        epoch = (await self.profile()).release_epoch
+        request = pb.RestoreResourcesRequest(
+            idempotency_key=key(), resources=kinds, release_epoch=epoch
+        )
+        return await Told(self.admin.RestoreResources(request, timeout=PATIENCE_S)).completed()
+
+    def update(self, version: str, **fields: Any) -> Told:
+        """Pauses and resumes by itself, unless `under_pause` is given."""
+        if "under_pause" not in fields:
+            fields.setdefault("pause", pb.PauseAround(mode=pb.PAUSE_MODE_DRAIN))
+        fields.setdefault("cache_policy", pb.CACHE_POLICY_FLUSH)
+        request = pb.UpdateWeightsRequest(
+            idempotency_key=key(),
+            weight_version=version,
+            components=[pb.COMPONENT_TARGET],
+            **fields,
+        )
+        return Told(self.admin.UpdateWeights(request, timeout=PATIENCE_S))
+
     async def cancel(self, operation_id: str) -> None:
-        request = admin_pb2.CancelAdminOperationRequest(operation_id=operation_id)
+        request = pb.CancelAdminOperationRequest(operation_id=operation_id)
         await self.admin.CancelOperation(request, timeout=PATIENCE_S)
 
-    async def profile(self) -> admin_pb2.AdminProfile:
-        profile = await self.admin.GetAdminProfile(
-            admin_pb2.GetAdminProfileRequest(), timeout=PATIENCE_S
-        )
-        assert isinstance(profile, admin_pb2.AdminProfile)
+    async def profile(self) -> pb.AdminProfile:
+        profile = await self.admin.GetAdminProfile(pb.GetAdminProfileRequest(), timeout=PATIENCE_S)
+        assert isinstance(profile, pb.AdminProfile)
         return profile
 
     async def load(self) -> server_pb2.LoadInfo:
