@@ -14,6 +14,7 @@ from app.backends.weight_letters import update_request
 from app.domain.commands import (
     FlushCaches,
     Pause,
+    ReconfigureServing,
     ReleaseResources,
     RestoreResources,
     Resume,
@@ -32,7 +33,7 @@ from app.domain.transitions import (
     RankReported,
     Warned,
 )
-from app.rpc.openengine.v1 import admin_pb2
+from app.rpc.openengine.v1 import admin_pb2, server_pb2
 
 Request = (
     admin_pb2.FlushCachesRequest
@@ -41,6 +42,7 @@ Request = (
     | admin_pb2.ReleaseResourcesRequest
     | admin_pb2.RestoreResourcesRequest
     | admin_pb2.UpdateWeightsRequest
+    | admin_pb2.ReconfigureServingRequest
 )
 
 
@@ -75,6 +77,16 @@ def request_of(order: Order) -> Request:
             )
         case UpdateWeights():
             request = update_request(command)
+        case ReconfigureServing():
+            role = command.role
+            request = admin_pb2.ReconfigureServingRequest(
+                role=None if role is None else number_of(server_pb2.EngineRole, role),
+                tensor_parallel_size=command.tensor_parallel_size,
+                data_parallel_size=command.data_parallel_size,
+                max_running_requests=command.max_running_requests,
+                max_batched_tokens=command.max_batched_tokens,
+                drain=number_of(admin_pb2.DrainRule, command.drain),
+            )
         case _:
             raise TypeError(f"{command.kind.value} is not sent this way")
     request.idempotency_key = order.operation_id

@@ -24,11 +24,13 @@ from app.backends.spelling import Malformed, text_of
 from app.backends.streams import StreamLimits, no_way, order_stream
 from app.clock import Clock
 from app.domain.commands import AbortRequests
+from app.domain.kinds import OperationKind
 from app.domain.operation import JsonObject
 from app.domain.transitions import Completed, Fact
 from app.rpc.openengine.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    kv_pb2,
     lifecycle_pb2,
     model_pb2,
     openengine_pb2_grpc,
@@ -79,18 +81,21 @@ class OpenEngineBackend:
             log.warning("an engine's profile can't be read: %s", malformed)
             raise EngineSilent(Silence.MALFORMED) from malformed
         troubles = readings.troubles_of(profile)
-        if self._described is None or self._described[0] != facts.instance_id:
-            self._described = await self._describe(facts.instance_id, ends_at - loop.time())
+        # Constant for the life of an engine process, unless that can be given another shape.
+        reshapes = OperationKind.RECONFIGURE_SERVING in capabilities.operations
+        of = f"{facts.instance_id} {facts.revision if reshapes else ''}"
+        if self._described is None or self._described[0] != of:
+            self._described = await self._describe(of, ends_at - loop.time())
         if self._described is None:
             return Discovery({}, (), capabilities, facts, (*troubles, "control_unreachable"))
         _, info, models = self._described
         return Discovery(info, models, capabilities, facts, troubles)
 
     async def _describe(
-        self, instance_id: str, left_s: float
+        self, of: str, left_s: float
     ) -> tuple[str, JsonObject, tuple[JsonObject, ...]] | None:
-        """What is constant for the life of an engine process, and read once in it. None: it
-        could not be read. It is not tried at each reading then: facts are not to wait for it."""
+        """What is read once `of` a state in which it stays the same. None: it could not be read.
+        It is not tried at each reading then: facts are not to wait for it."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._describe_after or left_s <= 0:
             return None
@@ -105,11 +110,18 @@ class OpenEngineBackend:
         except (EngineSilent, NotKnownThere, Malformed):
             self._describe_after = loop.time() + _DESCRIBE_AGAIN_S
             return None
-        return instance_id, info, tuple(models)
+        return of, info, tuple(models)
 
     async def load(self, timeout_s: float) -> JsonObject:
         try:
             return readings.load_of(await self._control.read(_get_load, timeout_s))
+        except (Malformed, NotKnownThere) as malformed:
+            raise EngineSilent(Silence.MALFORMED) from malformed
+
+    async def kv_event_sources(self, timeout_s: float) -> tuple[JsonObject, ...] | None:
+        try:
+            found = await self._control.read(_get_kv_event_sources, timeout_s)
+            return None if found is None else readings.kv_sources_of(found)
         except (Malformed, NotKnownThere) as malformed:
             raise EngineSilent(Silence.MALFORMED) from malformed
 
@@ -242,3 +254,15 @@ async def _get_model_info(name: str, channel: grpc.aio.Channel, rest: Any) -> mo
 async def _get_load(channel: grpc.aio.Channel, rest: Any) -> server_pb2.LoadInfo:
     stub = openengine_pb2_grpc.ControlStub(channel)
     return await stub.GetLoad(server_pb2.GetLoadRequest(include_per_rank=True), **rest)
+
+
+async def _get_kv_event_sources(
+    channel: grpc.aio.Channel, rest: Any
+) -> kv_pb2.GetKvEventSourcesResponse | None:
+    stub = openengine_pb2_grpc.ControlStub(channel)
+    try:
+        return await stub.GetKvEventSources(kv_pb2.GetKvEventSourcesRequest(), **rest)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return None
+        raise

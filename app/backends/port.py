@@ -113,6 +113,9 @@ class EngineBackend(Protocol):
     async def load(self, timeout_s: float) -> JsonObject:
         """`running_requests queued_requests used_kv_blocks total_kv_blocks …`; EngineSilent."""
 
+    async def kv_event_sources(self, timeout_s: float) -> tuple[JsonObject, ...] | None:
+        """Where cache events can be subscribed to. None: it offers none. Raises EngineSilent."""
+
     def carry_out(self, order: Order) -> AsyncGenerator[Fact, None]:
         """Send the order, or attach again to it: the same operation id replays from its first
         event. Facts bear `engine_sequence` where the engine counts; the last one is Completed,

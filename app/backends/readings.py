@@ -30,7 +30,7 @@ from app.domain.kinds import (
     WeightsState,
 )
 from app.domain.operation import JsonObject, JsonValue
-from app.rpc.openengine.v1 import admin_pb2, model_pb2, server_pb2
+from app.rpc.openengine.v1 import admin_pb2, kv_pb2, model_pb2, server_pb2
 
 _UNWELL = frozenset({admin_pb2.RANK_STATE_FAILED, admin_pb2.RANK_STATE_UNKNOWN})
 
@@ -232,6 +232,33 @@ def load_of(load: server_pb2.LoadInfo) -> JsonObject:
     """A number that the engine does not give is absent, never 0."""
     ranks: list[JsonValue] = [_present(rank, *_RANK_LOAD) for rank in load.ranks]
     return {"instance_id": text_of(load.instance_id), **_present(load, *_LOAD), "ranks": ranks}
+
+
+def kv_sources_of(found: kv_pb2.GetKvEventSourcesResponse) -> tuple[JsonObject, ...]:
+    return tuple(
+        {
+            "transport": text_of(source.transport),
+            "endpoint": {
+                "host": text_of(source.endpoint_addr.host),
+                "port": source.endpoint_addr.port,
+                "protocol": text_of(source.endpoint_addr.protocol),
+            }
+            if source.HasField("endpoint_addr")
+            else None,
+            "topic": text_of(source.topic),
+            "replay_endpoint": text_of(source.replay_endpoint) or None,
+            "encoding": text_of(source.encoding),
+            **_present(
+                source,
+                "data_parallel_rank",
+                "schema_version",
+                "buffer_steps",
+                "hwm",
+                "max_queue_size",
+            ),
+        }
+        for source in found.sources
+    )
 
 
 def _present(message: object, *names: str) -> dict[str, JsonValue]:

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from app.backends.spelling import count_of, text_of, word, words
 from app.domain.kinds import OperationKind
 from app.domain.operation import JsonValue
-from app.rpc.openengine.v1 import admin_pb2
+from app.rpc.openengine.v1 import admin_pb2, server_pb2
 
 Result = dict[str, JsonValue]
 
@@ -94,6 +94,16 @@ def _updated(result: admin_pb2.UpdateWeightsResult) -> Result:
     }
 
 
+def _reconfigured(result: admin_pb2.ReconfigureServingResult) -> Result:
+    return {
+        "role": word(server_pb2.EngineRole, result.role) or "unknown",
+        "tensor_parallel_size": result.tensor_parallel_size,
+        "data_parallel_size": result.data_parallel_size,
+        "max_running_requests": count_of(result.max_running_requests),
+        "max_batched_tokens": count_of(result.max_batched_tokens),
+    }
+
+
 _RESULTS: Mapping[OperationKind, Callable[..., Result]] = {
     OperationKind.FLUSH_CACHES: _flushed,
     OperationKind.PAUSE: _counts,
@@ -101,4 +111,5 @@ _RESULTS: Mapping[OperationKind, Callable[..., Result]] = {
     OperationKind.RELEASE_RESOURCES: _released,
     OperationKind.RESTORE_RESOURCES: _restored,
     OperationKind.UPDATE_WEIGHTS: _updated,
+    OperationKind.RECONFIGURE_SERVING: _reconfigured,
 }

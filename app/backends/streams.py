@@ -171,5 +171,6 @@ def _open(
         OperationKind.RELEASE_RESOURCES: stub.ReleaseResources,
         OperationKind.RESTORE_RESOURCES: stub.RestoreResources,
         OperationKind.UPDATE_WEIGHTS: stub.UpdateWeights,
+        OperationKind.RECONFIGURE_SERVING: stub.ReconfigureServing,
     }
     return cast("_Call", methods[kind](request, timeout=timeout_s, metadata=metadata))

@@ -11,6 +11,7 @@ from app.domain.commands import (
     LoadLora,
     Pause,
     PauseAround,
+    ReconfigureServing,
     ReleaseResources,
     RestoreResources,
     Resume,
@@ -45,6 +46,8 @@ def effect_of(command: Command, facts: EngineFacts, load: JsonObject | None) -> 
             return _release(command, facts, load)
         case RestoreResources():
             return _restore(command, facts)
+        case ReconfigureServing():
+            return _reconfigure(command, facts, load)
         case LoadLora():
             return f"Loads the adapter {command.name} on all ranks."
         case UnloadLora():
@@ -147,6 +150,13 @@ def _update(command: UpdateWeights, facts: EngineFacts, load: JsonObject | None)
         PauseMode.KEEP: f"freezes {running} running requests",
     }[rule.mode]
     return f"{first}, {then}, exchanges them on all ranks, {caches}, and serves again."
+
+
+def _reconfigure(command: ReconfigureServing, facts: EngineFacts, load: JsonObject | None) -> str:
+    targets = ", ".join(f"{name.value} {wanted}" for name, wanted in command.targets().items())
+    closing = _closing(command.drain, facts, load)
+    again = "" if facts.admission is Admission.PAUSED else ", and serves again"
+    return f"{closing}, then takes on {targets}{again}."
 
 
 def _names(kinds: Collection[ResourceKind]) -> str:

@@ -154,6 +154,12 @@ class Fleet:
         await self.engine(engine_id)
         return await self._lookout(engine_id).load(READ_TIMEOUT_S)
 
+    async def kv_event_sources(self, engine_id: str) -> tuple[JsonObject, ...]:
+        """A round trip. Raises UnknownEngine, UnsupportedOperation, EngineUnreachable,
+        EngineFault."""
+        await self.engine(engine_id)
+        return await self._lookout(engine_id).kv_event_sources(READ_TIMEOUT_S)
+
     async def load_history(self, engine_id: str, since: datetime) -> tuple[LoadSample, ...]:
         """What this process saw in the last hour, oldest first. Raises UnknownEngine."""
         await self.engine(engine_id)

@@ -20,6 +20,7 @@ from app.domain.errors import (
     EngineReplyMalformed,
     EngineUnreachable,
     UnknownEngine,
+    UnsupportedOperation,
 )
 from app.domain.facts import EXTERNAL, EngineFacts
 from app.domain.operation import JsonObject
@@ -93,6 +94,18 @@ class Lookout:
             return await self._backends.of(engine.registration).load(timeout_s)
         except EngineSilent as silent:
             raise failure_of(silent) from silent
+
+    async def kv_event_sources(self, timeout_s: float) -> tuple[JsonObject, ...]:
+        """Raises UnknownEngine, UnsupportedOperation, EngineUnreachable, EngineFault."""
+        engine = await self._registered()
+        try:
+            backend = self._backends.of(engine.registration)
+            found = await backend.kv_event_sources(timeout_s)
+        except EngineSilent as silent:
+            raise failure_of(silent) from silent
+        if found is None:
+            raise UnsupportedOperation("this engine does not offer cache events")
+        return found
 
     def history(self, since: datetime) -> tuple[LoadSample, ...]:
         return tuple(sample for sample in self._history if sample.at >= since)

@@ -18,6 +18,7 @@ from app.domain.commands import (
     FlushCaches,
     Pause,
     PauseAround,
+    ReconfigureServing,
     ReleaseResources,
     RestoreResources,
     Resume,
@@ -32,6 +33,7 @@ from app.domain.kinds import (
     Component,
     ContentPolicy,
     DrainRule,
+    EngineRole,
     FailureEffect,
     NewRequests,
     OperationKind,
@@ -288,6 +290,24 @@ class TestOrders:
                 {"resources": [3], "release_epoch": 4},
             ),
             (
+                ReconfigureServing(
+                    role=EngineRole.DECODE,
+                    tensor_parallel_size=2,
+                    data_parallel_size=3,
+                    max_running_requests=4,
+                    max_batched_tokens=5,
+                    drain=DrainRule.WAIT,
+                ),
+                {
+                    "role": 3,
+                    "tensor_parallel_size": 2,
+                    "data_parallel_size": 3,
+                    "max_running_requests": 4,
+                    "max_batched_tokens": 5,
+                    "drain": 1,
+                },
+            ),
+            (
                 UpdateWeights(
                     source=DiskWeights("/models/v2", (FileDigest("a.safetensors", "0f" * 32),)),
                     weight_version="v2",
@@ -399,6 +419,13 @@ class TestOrders:
         request = engine.orders[wanted.operation_id].request
         assert not request.HasField("expected_revision")
         assert not request.HasField("hold_limit_ms")
+        reshape = order(ReconfigureServing(max_running_requests=4, drain=DrainRule.WAIT))
+        engine.answers = lambda _: (accepted(), failed())
+        await told(backend, reshape)
+        request = engine.orders[reshape.operation_id].request
+        assert {field.name for field, _ in request.ListFields()} == {
+            *("idempotency_key", "deadline_ms", "whole_engine", "max_running_requests", "drain"),
+        }
 
     async def test_the_same_id_attaches_and_replays(
         self, engine: ScriptedEngine, backend: EngineBackend

@@ -68,6 +68,19 @@ class TestWhatIsSent:
                 "restore-resources",
                 {"resources": ["kv_cache"], "release_epoch": 2},
             ),
+            (
+                (
+                    *("reconfigure", "e", "--drain", "abort", "--role", "decode"),
+                    *("--tensor-parallel-size", "2", "--max-batched-tokens", "512"),
+                ),
+                "reconfigure",
+                {
+                    "role": "decode",
+                    "tensor_parallel_size": 2,
+                    "max_batched_tokens": 512,
+                    "drain": "abort",
+                },
+            ),
         ],
     )
     def test_the_others(
@@ -391,6 +404,8 @@ class TestUsage:
             ("release", "torch-0", "--content", "discard", "--drain", "wait"),
             ("restore", "torch-0", "--release-epoch", "0"),
             ("lora", "load", "torch-0", "sql"),
+            ("reconfigure", "torch-0", "--drain", "wait"),
+            ("reconfigure", "torch-0", "--role", "decode"),
             ("lora", "unload", "torch-0", "a/../b"),
             (*UPDATE, "--disk", "/m"),
             (*UPDATE, "--pause", "drain"),

@@ -230,6 +230,9 @@ class ScriptedBackend:
     def _number(self, operation_id: str) -> str:
         return self._numbers.setdefault(operation_id, f"e-{len(self._numbers) + 1}")
 
+    async def kv_event_sources(self, timeout_s: float) -> tuple[JsonObject, ...] | None:
+        return None
+
     async def read_back(
         self, order: Order, sent_to: str | None, timeout_s: float
     ) -> Completed | None:

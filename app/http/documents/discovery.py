@@ -7,6 +7,8 @@ from datetime import datetime
 from pydantic import BaseModel, Field, JsonValue
 
 from app.domain.capabilities import Capabilities
+from app.domain.facts import EngineFacts
+from app.domain.kinds import WeightsState
 
 Fields = dict[str, JsonValue]
 
@@ -99,3 +101,27 @@ class LoadHistoryDocument(BaseModel):
 
     items: list[LoadDocument]
     next_page_token: None = None
+
+
+class KvEventSourcesDocument(BaseModel):
+    """transport, endpoint, topic, replay_endpoint, encoding and what else the engine gives."""
+
+    items: list[Fields]
+    next_page_token: None = None
+
+
+class WeightVersionDocument(BaseModel):
+    version: str | None = Field(description="null: the engine declares none")
+    state: WeightsState
+    updates_since_flush: int
+    observed_at: datetime
+
+    @classmethod
+    def of(cls, facts: EngineFacts) -> WeightVersionDocument:
+        weights = facts.weights
+        return cls(
+            version=weights.version,
+            state=weights.state,
+            updates_since_flush=weights.updates_since_flush,
+            observed_at=facts.observed_at,
+        )

@@ -10,9 +10,11 @@ from starlette.responses import Response
 from app.http.documents.discovery import (
     CapabilitiesDocument,
     InfoDocument,
+    KvEventSourcesDocument,
     LoadDocument,
     LoadHistoryDocument,
     ModelsDocument,
+    WeightVersionDocument,
 )
 from app.http.moments import Since
 from app.http.replies import problems, reply
@@ -67,3 +69,17 @@ async def get_load(
         return reply(LoadHistoryDocument(items=items))
     load = await house.fleet.load(engine.id)
     return reply(LoadDocument(at=house.clock.now(), load=dict(load)))
+
+
+@router.get("/weight-version", response_model=WeightVersionDocument)
+async def get_weight_version(who: MayRead, house: House, engine: VisibleEngine) -> Response:
+    """Which weights it serves with, asked now."""
+    found = await house.fleet.discover(engine.id)
+    return reply(WeightVersionDocument.of(found.facts))
+
+
+@router.get("/kv-event-sources", response_model=KvEventSourcesDocument, responses=problems(501))
+async def get_kv_event_sources(who: MayRead, house: House, engine: VisibleEngine) -> Response:
+    """Where its cache events can be subscribed to, asked now."""
+    found = await house.fleet.kv_event_sources(engine.id)
+    return reply(KvEventSourcesDocument(items=[dict(source) for source in found]))

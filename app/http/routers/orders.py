@@ -24,8 +24,10 @@ from app.http.routers.needs import (
     MayFlush,
     MayManageResources,
     MayPause,
+    MayReconfigure,
     MayUpdateWeights,
 )
+from app.http.serving_bodies import ReconfigureServingBody
 from app.http.weight_bodies import UpdateWeightsBody
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -90,6 +92,12 @@ async def restore_resources(
 @router.post("/update-weights", status_code=202, response_model=OperationDocument)
 async def update_weights(who: MayUpdateWeights, call: Call, body: UpdateWeightsBody) -> Response:
     """New weights on all ranks or on none. The result has the evidence of each rank."""
+    return await call.give(body, who)
+
+
+@router.post("/reconfigure", status_code=202, response_model=OperationDocument)
+async def reconfigure(who: MayReconfigure, call: Call, body: ReconfigureServingBody) -> Response:
+    """Another role, parallelism or limits. A failure leaves the shape that was."""
     return await call.give(body, who)
 
 
