@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from app.reference_engine.tiny_model import ensure_tiny_checkpoint
 from tests.conformance.test_command import chadburn
 from tests.enginekit.client import until
 
@@ -34,7 +35,7 @@ def hook(*words: str) -> None:
 
 
 @asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[tuple[str, str, str]]:
+async def served(folder: Path, weights: Path) -> AsyncIterator[tuple[str, str, str]]:
     """Admin address, inference address and the fault hook."""
     inference, admin = (f"127.0.0.1:{port}" for port in free_ports(2))
     state, ready = folder / "state", folder / "ready.json"
@@ -44,6 +45,7 @@ async def served(folder: Path) -> AsyncIterator[tuple[str, str, str]]:
         "--inference-address": inference,
         "--admin-address": admin,
         "--ready-file": str(ready),
+        "--weights-root": str(weights),
     }
     words = [word for pair in options.items() for word in pair]
     await asyncio.to_thread(hook, str(state), "start", "--", *engine, *words)
@@ -55,10 +57,11 @@ async def served(folder: Path) -> AsyncIterator[tuple[str, str, str]]:
 
 
 async def test_it_passes_and_nothing_it_offers_stays_unproven(tmp_path: Path) -> None:
-    async with served(tmp_path) as (admin, inference, fault_hook):
+    weights = await asyncio.to_thread(ensure_tiny_checkpoint, tmp_path / "weights", 1)
+    async with served(tmp_path, weights) as (admin, inference, fault_hook):
         done = await chadburn(
             *(admin, "--inference", inference, "--fault-hook", fault_hook, "--destructive"),
-            "--json",
+            *("--weights", str(weights), "--json"),
         )
     report = json.loads(done.out)
     failed = [case for case in report["cases"] if case["verdict"] == "fail"]
