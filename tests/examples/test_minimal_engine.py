@@ -132,6 +132,38 @@ async def test_a_restart_forgets_no_order(tmp_path: Path) -> None:
         assert after.state.admission == pb.ADMISSION_STATE_OPEN
 
 
+async def hook(folder: Path, *words: str) -> int:
+    sockets = [f"unix:{folder}/{name}.sock" for name in ("inference", "admin")]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        EXAMPLE.with_name("minimal_engine_hook.py"),
+        folder,
+        *sockets,
+        *words,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd=ROOT,
+    )
+    async with asyncio.timeout(60):
+        return await process.wait()
+
+
+async def test_its_fault_hook_kills_and_restarts_it(tmp_path: Path) -> None:
+    addresses = Addresses(f"unix:{tmp_path}/inference.sock", f"unix:{tmp_path}/admin.sock")
+    assert await hook(tmp_path, "restart") == 0
+    try:
+        async with client_of(addresses) as client:
+            before = await client.profile()
+        assert await hook(tmp_path, "kill-rank", "0") == 0
+        assert await hook(tmp_path, "restart") == 0
+        async with client_of(addresses) as client:
+            after = await client.profile()
+        assert after.instance_id != before.instance_id
+        assert after.revision > before.revision
+        assert await hook(tmp_path, "stop-rank", "0") != 0
+    finally:
+        await hook(tmp_path, "kill-rank", "0")
+
+
 def test_the_page_shows_it_as_it_is() -> None:
     code = EXAMPLE.read_text()
     assert len(code.splitlines()) < 100
