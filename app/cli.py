@@ -13,6 +13,7 @@ from app.commands.conforming import conformance
 from app.commands.demonstration import demo, dev_issuer
 from app.commands.ending import CommandFailed, Exit
 from app.commands.generating import generate
+from app.commands.profiling import profile
 from app.commands.reconfiguring import reconfigure
 from app.commands.serving import db, engine, serve
 from app.commands.tokens import token
@@ -64,6 +65,7 @@ app.command(rich_help_panel=ORDERS)(orders.release)
 app.command(rich_help_panel=ORDERS)(orders.restore)
 app.command(rich_help_panel=ORDERS)(update_weights)
 app.command(rich_help_panel=ORDERS)(reconfigure)
+app.command(rich_help_panel=ORDERS)(profile)
 app.add_typer(db, name="db", rich_help_panel=SERVING)
 app.add_typer(adapters.app, name="lora", rich_help_panel=ORDERS)
 app.add_typer(engines.app, name="engines", rich_help_panel=LOOKING)

@@ -89,15 +89,20 @@ def request_of(order: Order) -> Request:
             )
         case _:
             raise TypeError(f"{command.kind.value} is not sent this way")
+    address(request, order)
+    return request
+
+
+def address(request: Request | admin_pb2.StartProfileRequest, order: Order) -> None:
+    """Which order it is, and for which model."""
     request.idempotency_key = order.operation_id
     request.deadline_ms = order.deadline_ms
     if order.expected_revision is not None:
         request.expected_revision = order.expected_revision
-    if command.model is None:
+    if order.command.model is None:
         request.whole_engine.SetInParent()
     else:
-        request.model = command.model
-    return request
+        request.model = order.command.model
 
 
 def fact_of(event: admin_pb2.AdminOperationEvent, kind: OperationKind) -> Fact:

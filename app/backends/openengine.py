@@ -20,10 +20,11 @@ from app.backends.port import (
     Order,
     Silence,
 )
+from app.backends.profiles import profile_order
 from app.backends.spelling import Malformed, text_of
 from app.backends.streams import StreamLimits, no_way, order_stream
 from app.clock import Clock
-from app.domain.commands import AbortRequests
+from app.domain.commands import AbortRequests, StartProfile
 from app.domain.kinds import OperationKind
 from app.domain.operation import JsonObject
 from app.domain.transitions import Completed, Fact
@@ -149,9 +150,12 @@ class OpenEngineBackend:
             facts = aborts.abort_requests(
                 order.command, send, late=lambda: self._clock.now() >= order.deadline_at
             )
+        elif isinstance(order.command, StartProfile):
+            facts = profile_order(
+                self._admin, order, order.command, self._record, self._limits, self._longest(order)
+            )
         elif adapters.is_adapter_order(order.command):
-            left_s = (order.deadline_at - self._clock.now()).total_seconds()
-            timeout_s = max(left_s, 0.0) + self._limits.settle_s
+            timeout_s = self._longest(order)
             facts = adapters.adapter_order(self._admin, order, self._profile, timeout_s)
         else:
             facts = order_stream(self._admin, order, self.find, self._limits, self._clock.now)
@@ -176,6 +180,13 @@ class OpenEngineBackend:
             return adapters.read_back(order.command, profile, sent_to)
         except Malformed as malformed:
             raise EngineSilent(Silence.MALFORMED) from malformed
+
+    def _longest(self, order: Order) -> float:
+        left_s = (order.deadline_at - self._clock.now()).total_seconds()
+        return max(left_s, 0.0) + self._limits.settle_s
+
+    async def _record(self, engine_operation_id: str, timeout_s: float) -> admin_pb2.AdminOperation:
+        return await self._admin.read(partial(_get_record, engine_operation_id), timeout_s)
 
     async def _profile(self, timeout_s: float) -> admin_pb2.AdminProfile:
         try:
@@ -238,6 +249,14 @@ async def _get_operation(
 ) -> admin_pb2.AdminOperation:
     stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
     wanted = admin_pb2.GetAdminOperationRequest(idempotency_key=key)
+    return await stub.GetOperation(wanted, **rest)
+
+
+async def _get_record(
+    engine_operation_id: str, channel: grpc.aio.Channel, rest: Any
+) -> admin_pb2.AdminOperation:
+    stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
+    wanted = admin_pb2.GetAdminOperationRequest(operation_id=engine_operation_id)
     return await stub.GetOperation(wanted, **rest)
 
 

@@ -104,6 +104,25 @@ def _reconfigured(result: admin_pb2.ReconfigureServingResult) -> Result:
     }
 
 
+def _profiled(result: admin_pb2.ProfileResult) -> Result:
+    """`path` is below the engine's root for such files."""
+    artifacts: list[JsonValue] = [
+        {
+            "rank": one.rank,
+            "path": text_of(one.path),
+            "size_bytes": count_of(one.size_bytes),
+            "sha256": one.sha256[:32].hex(),
+            "media_type": text_of(one.media_type),
+        }
+        for one in result.artifacts
+    ]
+    return {
+        "profile_id": text_of(result.profile_id),
+        "kind": word(admin_pb2.ProfilerKind, result.kind) or "unknown",
+        "artifacts": artifacts,
+    }
+
+
 _RESULTS: Mapping[OperationKind, Callable[..., Result]] = {
     OperationKind.FLUSH_CACHES: _flushed,
     OperationKind.PAUSE: _counts,
@@ -112,4 +131,5 @@ _RESULTS: Mapping[OperationKind, Callable[..., Result]] = {
     OperationKind.RESTORE_RESOURCES: _restored,
     OperationKind.UPDATE_WEIGHTS: _updated,
     OperationKind.RECONFIGURE_SERVING: _reconfigured,
+    OperationKind.PROFILE: _profiled,
 }

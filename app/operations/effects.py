@@ -15,6 +15,7 @@ from app.domain.commands import (
     ReleaseResources,
     RestoreResources,
     Resume,
+    StartProfile,
     UnloadLora,
     UpdateWeights,
 )
@@ -48,6 +49,9 @@ def effect_of(command: Command, facts: EngineFacts, load: JsonObject | None) -> 
             return _restore(command, facts)
         case ReconfigureServing():
             return _reconfigure(command, facts, load)
+        case StartProfile():
+            bound = f"{command.duration_ms} ms" if command.steps is None else _steps(command.steps)
+            return f"Records a {command.profiler.value} profile of {bound} beside other work."
         case LoadLora():
             return f"Loads the adapter {command.name} on all ranks."
         case UnloadLora():
@@ -157,6 +161,10 @@ def _reconfigure(command: ReconfigureServing, facts: EngineFacts, load: JsonObje
     closing = _closing(command.drain, facts, load)
     again = "" if facts.admission is Admission.PAUSED else ", and serves again"
     return f"{closing}, then takes on {targets}{again}."
+
+
+def _steps(number: int) -> str:
+    return "1 step" if number == 1 else f"{number} steps"
 
 
 def _names(kinds: Collection[ResourceKind]) -> str:

@@ -69,6 +69,11 @@ class TestWhatIsSent:
                 {"resources": ["kv_cache"], "release_epoch": 2},
             ),
             (
+                ("profile", "e", "--steps", "5", "--with-stack"),
+                "profiles",
+                {"profiler": "torch", "steps": 5, "with_stack": True},
+            ),
+            (
                 (
                     *("reconfigure", "e", "--drain", "abort", "--role", "decode"),
                     *("--tensor-parallel-size", "2", "--max-batched-tokens", "512"),
@@ -404,6 +409,8 @@ class TestUsage:
             ("release", "torch-0", "--content", "discard", "--drain", "wait"),
             ("restore", "torch-0", "--release-epoch", "0"),
             ("lora", "load", "torch-0", "sql"),
+            ("profile", "torch-0"),
+            ("profile", "torch-0", "--steps", "1", "--duration-ms", "1"),
             ("reconfigure", "torch-0", "--drain", "wait"),
             ("reconfigure", "torch-0", "--role", "decode"),
             ("lora", "unload", "torch-0", "a/../b"),

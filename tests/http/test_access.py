@@ -53,6 +53,7 @@ NEEDS = {
     ("POST", "/v1/engines/{engine}/loras"): "admin:adapters",
     ("DELETE", "/v1/engines/{engine}/loras/{name:path}"): "admin:adapters",
     ("POST", "/v1/engines/{engine}/reconfigure"): "admin:reconfigure",
+    ("POST", "/v1/engines/{engine}/profiles"): "admin:profile",
     ("POST", "/v1/engines/{engine}/abort-requests"): "admin:abort",
     ("GET", "/v1/operations"): "admin:read",
     ("GET", "/v1/operations/{operation}"): "admin:read",

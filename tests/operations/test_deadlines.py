@@ -16,6 +16,7 @@ from app.domain.commands import (
     ReleaseResources,
     RestoreResources,
     Resume,
+    StartProfile,
     UnloadLora,
     UpdateWeights,
 )
@@ -50,6 +51,7 @@ def test_the_published_table_is_the_one_in_force() -> None:
             RestoreResources,
             UpdateWeights,
             ReconfigureServing,
+            StartProfile,
             LoadLora,
             UnloadLora,
             AbortRequests,

@@ -17,6 +17,7 @@ from app.http.bodies import (
 )
 from app.http.calls import Call
 from app.http.documents.operation import OperationDocument
+from app.http.profile_bodies import StartProfileBody
 from app.http.replies import problems
 from app.http.route import EdgeRoute
 from app.http.routers.needs import (
@@ -24,6 +25,7 @@ from app.http.routers.needs import (
     MayFlush,
     MayManageResources,
     MayPause,
+    MayProfile,
     MayReconfigure,
     MayUpdateWeights,
 )
@@ -98,6 +100,12 @@ async def update_weights(who: MayUpdateWeights, call: Call, body: UpdateWeightsB
 @router.post("/reconfigure", status_code=202, response_model=OperationDocument)
 async def reconfigure(who: MayReconfigure, call: Call, body: ReconfigureServingBody) -> Response:
     """Another role, parallelism or limits. A failure leaves the shape that was."""
+    return await call.give(body, who)
+
+
+@router.post("/profiles", status_code=202, response_model=OperationDocument)
+async def start_profile(who: MayProfile, call: Call, body: StartProfileBody) -> Response:
+    """Record what the engine does. The operation ends when the files exist, and names them."""
     return await call.give(body, who)
 
 
