@@ -39,6 +39,26 @@ async def test_pause_and_resume(run: Run, bridge: Bridge) -> None:
     assert (again.returncode, again.stdout) == (6, "")
 
 
+async def test_release_restore_and_resume(run: Run, bridge: Bridge) -> None:
+    released = run(
+        *("release", bridge.engine, "--resource", "kv_cache", "--content", "discard"),
+        *("--drain", "wait", "--wait", "--json"),
+    )
+    assert released.returncode == 0, released.stderr
+    result = json.loads(released.stdout)["result"]
+    (memory,) = result["memory"]
+    assert (result["released"], memory["resource"]) == (["kv_cache"], "kv_cache")
+    assert memory["bytes_after"] < memory["bytes_before"]
+    early = run("resume", bridge.engine)
+    assert (early.returncode, "RESOURCES_RELEASED" in early.stderr) == (6, True)
+    restored = run("restore", bridge.engine, "--wait")
+    assert restored.returncode == 0, restored.stderr
+    assert f"restoring kv_cache of release {result['release_epoch']}" in restored.stderr
+    assert run("resume", bridge.engine, "--wait").returncode == 0
+    said = await bridge.talk("full ahead", max_tokens=5).over()
+    assert said.finished is not None
+
+
 async def test_refusals_and_their_codes(run: Run, bridge: Bridge) -> None:
     unknown = run("pause", "nobody", "--mode", "drain")
     assert (unknown.returncode, "ENGINE_NOT_FOUND" in unknown.stderr) == (6, True)

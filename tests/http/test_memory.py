@@ -49,6 +49,7 @@ async def test_a_release_tells_what_each_rank_gave_back_and_facts_follow(full: F
     assert facts["released"] == ["kv_cache"]
     assert facts["release_epoch"] == released["result"]["release_epoch"]
     assert facts["admission"] == "paused"
+    assert facts["pause"]["by"] == released["id"]
     assert all(held.released == {ResourceKind.KV_CACHE} for held in full.engine.held.values())
 
 
