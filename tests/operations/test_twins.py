@@ -154,7 +154,9 @@ async def test_a_reading_in_vain_does_not_bring_older_facts_back(tmp_path: Path)
 
         await until(is_read)
         backend.restart(remembers=False)
-        answered, vain = (asyncio.ensure_future(gateway.fleet.reread("e1", 5.0)) for _ in range(2))
+        answered = asyncio.ensure_future(gateway.fleet.reread("e1", 60.0))
+        await until(lambda: len(backend.turns) == 2)
+        vain = asyncio.ensure_future(gateway.fleet.reread("e1", 60.0))
         await until(lambda: len(backend.turns) == 3)
         backend.turns[1].set_result(True)
         await answered
