@@ -9,7 +9,7 @@ from google.rpc import code_pb2
 
 from app.backends.port import Order
 from app.backends.results import result_of
-from app.backends.spelling import Malformed, count_of, number_of, text_of, value_of
+from app.backends.spelling import Malformed, count_of, number_of, reason_of, text_of, value_of
 from app.backends.weight_letters import update_request
 from app.domain.commands import (
     FlushCaches,
@@ -160,7 +160,7 @@ def _rank(event: admin_pb2.AdminOperationEvent, sequence: int) -> Fact:
 
 def _warning(event: admin_pb2.AdminOperationEvent, sequence: int) -> Fact:
     said = event.warning
-    warning = OperationWarning(text_of(said.reason, 64) or "UNSPECIFIED", text_of(said.message))
+    warning = OperationWarning(reason_of(said.reason) or "UNSPECIFIED", text_of(said.message))
     return Warned(engine_sequence=sequence, warning=warning)
 
 
@@ -185,7 +185,7 @@ def _failed(event: admin_pb2.AdminOperationEvent, sequence: int) -> Fact:
     known = said.code != code_pb2.OK and said.code in code_pb2.Code.values()
     error = OperationError(
         code=code_pb2.Code.Name(said.code) if known else "UNKNOWN",
-        reason=text_of(said.reason, 64) or "UNSPECIFIED",
+        reason=reason_of(said.reason) or "UNSPECIFIED",
         message=text_of(said.message) or "the engine gave no reason",
         retryable=said.retryable,
         ranks=tuple(said.ranks),

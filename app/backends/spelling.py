@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -11,6 +12,7 @@ E = TypeVar("E", bound=StrEnum)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_TEXT = 1_000
+_REASON = re.compile(r"[A-Z][A-Z0-9_]{1,62}")
 
 
 class Malformed(ValueError):
@@ -55,6 +57,11 @@ def text_of(said: str, longest: int = _MAX_TEXT) -> str:
     """Without control characters (a database refuses NUL, a terminal obeys escapes), bounded."""
     clean = "".join(letter if letter.isprintable() else " " for letter in said[: longest + 1])
     return clean if len(clean) <= longest else clean[: longest - 1] + "…"
+
+
+def reason_of(said: str) -> str | None:
+    """A reason that programs can rely on, UPPER_SNAKE; None for anything else."""
+    return said if _REASON.fullmatch(said) else None
 
 
 def time_of(unix_nanos: int) -> datetime | None:

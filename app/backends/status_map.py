@@ -3,18 +3,14 @@ either, so that no text of the transport's or the engine's reaches a caller thro
 
 from __future__ import annotations
 
-import re
-
 import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from app.backends.port import EngineSilent, Silence
-from app.backends.spelling import text_of
+from app.backends.spelling import reason_of, text_of
 from app.domain.kinds import FailureEffect
 from app.domain.operation import OperationError
-
-_REASON = re.compile(r"[A-Z][A-Z0-9_]{1,62}")
 
 _C = grpc.StatusCode
 
@@ -90,8 +86,8 @@ def refusal_of(error: grpc.aio.AioRpcError) -> OperationError | None:
         return None
     if code in _AUTH:
         reason = "ENGINE_AUTH_REFUSED"
-    elif info is not None and _REASON.fullmatch(info.reason):
-        reason = info.reason
+    elif info is not None and (said := reason_of(info.reason)):
+        reason = said
     else:
         reason = code.name
     return OperationError(
@@ -107,7 +103,7 @@ def failure_of(error: grpc.aio.AioRpcError) -> OperationError | None:
     """Of a call that answers with the outcome itself: the engine says that it took the order on and
     failed. None: it does not say so."""
     info = error_info(error)
-    if info is None or not _REASON.fullmatch(info.reason):
+    if info is None or reason_of(info.reason) is None:
         return None
     effect = info.metadata.get("effect")
     if effect is None and error.code() is not _C.INTERNAL:
