@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,6 +13,11 @@ pytest_plugins = ["tests.postgres"]
 # Before anything imports torch: tests run in parallel, and their arithmetic has to be the same
 # on a machine with more cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts a run in the background has it ignore SIGINT, and every process below it
+# would inherit that. With a handler here, they start with the usual disposition.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Slow machines and a busy neighbour are no defects: examples have no time limit of their own,
 # pytest-timeout bounds the test as a whole.
