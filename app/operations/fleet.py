@@ -128,11 +128,17 @@ class Fleet:
         Raises UnknownEngine, and nothing about the engine: that shows in its health.
         """
         engine = await self.engine(engine_id)
-        tried_at = engine.observed.observed_at
-        if tried_at is not None and abs(self._clock.now() - tried_at) <= FRESH_FOR:
+        if self._is_young(engine.observed.observed_at):
             return engine
-        reading = await _within(self._lookout(engine_id).read(), REFRESH_WAIT_S)
+        lookout = self._lookout(engine_id)
+        if self._is_young(lookout.told_at):
+            # Another caller's reading has ended while this one looked at what was stored before.
+            return await self.engine(engine_id)
+        reading = await _within(lookout.read(), REFRESH_WAIT_S)
         return engine if reading is None else reading.engine
+
+    def _is_young(self, at: datetime | None) -> bool:
+        return at is not None and abs(self._clock.now() - at) <= FRESH_FOR
 
     async def reread(self, engine_id: str, timeout_s: float) -> Engine:
         """Read the engine now whatever the age of the facts; as known if it does not answer in

@@ -61,6 +61,12 @@ class Lookout:
         self._latest: asyncio.Task[Reading] | None = None
         self._running: set[asyncio.Task[Reading]] = set()
         self._history: deque[LoadSample] = deque()
+        self._told_at: datetime | None = None
+
+    @property
+    def told_at(self) -> datetime | None:
+        """When the latest reading that is stored was asked for. UTC; None: none yet."""
+        return self._told_at
 
     @property
     def reading(self) -> bool:
@@ -152,7 +158,7 @@ class Lookout:
             info=found.info or (known.info if same_life else {}),
             models=found.models or (known.models if same_life else ()),
         )
-        await self._ledger.engines.observe(self._engine_id, observed)
+        await self._store(observed, asked_at)
         return Reading(replace(engine, observed=observed), found, None)
 
     async def _keep(self, silent: EngineSilent, asked_at: datetime) -> Reading:
@@ -162,8 +168,12 @@ class Lookout:
         away = silent.reason in (Silence.UNREACHABLE, Silence.DEADLINE)
         health = HealthState.UNREACHABLE if away else HealthState.DEGRADED
         observed = replace(engine.observed, health=health, observed_at=asked_at)
-        await self._ledger.engines.observe(self._engine_id, observed)
+        await self._store(observed, asked_at)
         return Reading(replace(engine, observed=observed), None, failure_of(silent))
+
+    async def _store(self, observed: Observed, asked_at: datetime) -> None:
+        await self._ledger.engines.observe(self._engine_id, observed)
+        self._told_at = asked_at
 
     async def _attributed(self, facts: EngineFacts, before: EngineFacts | None) -> EngineFacts:
         """Say who paused it: an operation of this ledger, or somebody else."""
