@@ -30,6 +30,7 @@ async def database(postgres_url: str) -> AsyncIterator[Database]:
 
 async def test_a_deadlock_is_settled_without_the_callers(database: Database) -> None:
     both_began = asyncio.Barrier(2)
+    one_ended = asyncio.Event()
     tries = 0
 
     async def make(write: Write) -> None:
@@ -42,17 +43,21 @@ async def test_a_deadlock_is_settled_without_the_callers(database: Database) -> 
     async def cross(write: Write, first: int, second: int) -> None:
         nonlocal tries
         tries += 1
+        if tries > 2:
+            # At once, it could lock its first row again before the other one, who waits for that
+            # row, has woken up: a second deadlock.
+            await one_ended.wait()
         await write.connection.execute(rise, {"id": first})
         if tries <= 2:
             await both_began.wait()
         await write.connection.execute(rise, {"id": second})
 
-    await asyncio.gather(
-        database.write(lambda write: cross(write, 1, 2)),
-        database.write(lambda write: cross(write, 2, 1)),
-    )
-    # On a busy machine the second try can meet the other one once more.
-    assert tries >= 3, "one of them was taken back and run again"
+    async def to_the_end(first: int, second: int) -> None:
+        await database.write(lambda write: cross(write, first, second))
+        one_ended.set()
+
+    await asyncio.gather(to_the_end(1, 2), to_the_end(2, 1))
+    assert tries == 3, "one of them was taken back and run again"
 
     async def sums(write: Write) -> int:
         return int((await write.connection.execute(text("SELECT sum(n) FROM two"))).scalar_one())
