@@ -24,6 +24,7 @@ from app.reference_engine.errors import (
     StartupFailed,
 )
 from app.reference_engine.limits import CoreSettings
+from app.reference_engine.processes import WORKER
 from app.reference_engine.supervisor import Supervisor
 from app.reference_engine.tokenizer import Tokenizer
 
@@ -43,6 +44,7 @@ class Engine:
         self._abandoned: set[asyncio.Task[None]] = set()
         self._checkpoint: Path
         self._deadlines: dict[str, float] = {}
+        self._worker = WORKER
         self._supervisor: Supervisor
         self._starting: asyncio.Task[Supervisor] | None = None
         self._closed = False
@@ -58,9 +60,10 @@ class Engine:
         order_deadline_s: float = 60.0,
         step_deadline_s: float = 60.0,
         watch_interval_s: float = 1.0,
+        worker: str = WORKER,
     ) -> Engine:
         """Load and start; raises CheckpointError or StartupFailed, with nothing left running.
-        For the deadlines see :meth:`Supervisor.start`."""
+        For the deadlines and ``worker`` see :meth:`Supervisor.start`."""
         config = await asyncio.to_thread(read_config, checkpoint)
         tokenizer = await asyncio.to_thread(Tokenizer.load, checkpoint)
         engine = cls(config, tokenizer, settings)
@@ -71,6 +74,7 @@ class Engine:
             "step_deadline_s": step_deadline_s,
             "watch_interval_s": watch_interval_s,
         }
+        engine._worker = worker
         engine._supervisor = await engine._start_group(None)
         sums = tuple(one.weights_sha256 for one in engine._supervisor.ready)
         engine._holdings = Holdings(sha256=sums)
@@ -83,6 +87,7 @@ class Engine:
             on_report=self._deliver,
             on_lost=self._rank_lost,
             earlier=earlier,
+            worker=self._worker,
             **self._deadlines,
         )
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import app
 
+WORKER = "app.reference_engine.worker"
+
 
 def own_module(name: str) -> tuple[str, ...]:
     """The command that runs a module. Without ``-P``, a folder named ``app`` in the directory

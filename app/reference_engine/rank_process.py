@@ -13,7 +13,7 @@ from app.reference_engine.channel import SocketConnection
 from app.reference_engine.errors import StartupFailed
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.messages import EarlierWeights, Ready, Start, StartFailed
-from app.reference_engine.processes import own_environment, own_module
+from app.reference_engine.processes import WORKER, own_environment, own_module
 from app.reference_engine.wire import encode_frame
 
 _KILL_WAIT_S = 10.0
@@ -30,15 +30,17 @@ class RankProcess:
         self.connection = connection
 
     @classmethod
-    async def spawn(cls, rank: int, peers: Sequence[socket.socket]) -> RankProcess:
+    async def spawn(
+        cls, rank: int, peers: Sequence[socket.socket], worker: str = WORKER
+    ) -> RankProcess:
         """A fresh interpreter that inherits nothing but its ends of socket pairs: one with the
-        front end, the others with its ``peers``."""
+        front end, the others with its ``peers``. ``worker``: the module it runs."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 numbers = [theirs.fileno(), *(peer.fileno() for peer in peers)]
                 process = await asyncio.create_subprocess_exec(
-                    *own_module("app.reference_engine.worker"),
+                    *own_module(worker),
                     *map(str, numbers),
                     pass_fds=numbers,
                     stdin=asyncio.subprocess.DEVNULL,
@@ -93,6 +95,7 @@ async def start_group(
     settings: CoreSettings,
     deadline_s: float,
     earlier: Mapping[int, EarlierWeights] | None = None,
+    worker: str = WORKER,
 ) -> tuple[list[RankProcess], list[Ready]]:
     """Start every rank or none, within the deadline. Raises StartupFailed."""
     processes: list[RankProcess] = []
@@ -100,7 +103,7 @@ async def start_group(
         async with asyncio.timeout(deadline_s):
             # A file in a folder of its own, not a port: nobody else can come first, or come along.
             with tempfile.TemporaryDirectory(prefix="chadburn-ranks-") as folder:
-                await _spawn_all(processes, settings.tensor_parallel_size)
+                await _spawn_all(processes, settings.tensor_parallel_size, worker)
                 starts = [
                     Start(
                         rank=one.rank,
@@ -125,13 +128,13 @@ async def start_group(
     return processes, list(ready)
 
 
-async def _spawn_all(processes: list[RankProcess], world_size: int) -> None:
+async def _spawn_all(processes: list[RankProcess], world_size: int, worker: str) -> None:
     """Fills ``processes`` as they come, so that none is forgotten when one can not be started."""
     pairs = [socket.socketpair() for _ in range(1, world_size)]
     try:
-        processes.append(await RankProcess.spawn(0, [first for first, _ in pairs]))
+        processes.append(await RankProcess.spawn(0, [first for first, _ in pairs], worker))
         for rank, (_, other) in enumerate(pairs, start=1):
-            processes.append(await RankProcess.spawn(rank, [other]))
+            processes.append(await RankProcess.spawn(rank, [other], worker))
     finally:
         for pair in pairs:
             for end in pair:

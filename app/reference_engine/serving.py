@@ -30,6 +30,7 @@ from app.reference_engine.errors import CannotServe
 from app.reference_engine.first_start import find_or_make_tiny_checkpoint
 from app.reference_engine.intake import Intake
 from app.reference_engine.limits import CoreSettings
+from app.reference_engine.processes import WORKER
 from app.reference_engine.runtime import ReferenceRuntime
 from app.reference_engine.sources import SourcePolicy
 
@@ -66,7 +67,9 @@ class EngineSettings:
     Without ``checkpoint`` a small one is made below ``data_dir`` at the first start; ``seed``
     decides its weights. Updates may read files below ``weights_roots``, without any none. Without
     ``tokens`` both listeners must be local and ``insecure_loopback`` be said. ``model_name`` None:
-    the checkpoint folder's name, or TINY_MODEL_NAME.
+    the checkpoint folder's name, or TINY_MODEL_NAME. A rank is lost when an order takes it longer
+    than ``order_deadline_s``, or a step, or an answer to a ping, than ``step_deadline_s``; each is
+    a process that runs the module ``worker``.
     """
 
     data_dir: Path
@@ -86,7 +89,9 @@ class EngineSettings:
     core: CoreSettings = field(default_factory=CoreSettings)
     startup_deadline_s: float = 300.0
     order_deadline_s: float = 60.0
+    step_deadline_s: float = 60.0
     stop_grace_s: float = 5.0
+    worker: str = WORKER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +166,8 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         settings.core,
         startup_deadline_s=settings.startup_deadline_s,
         order_deadline_s=settings.order_deadline_s,
+        step_deadline_s=settings.step_deadline_s,
+        worker=settings.worker,
     )
     stack.push_async_callback(engine.close)
     name = settings.model_name or (checkpoint.name if settings.checkpoint else TINY_MODEL_NAME)

@@ -29,6 +29,7 @@ from app.reference_engine.messages import (
     Shutdown,
     Tokens,
 )
+from app.reference_engine.processes import WORKER
 from app.reference_engine.rank_process import RankProcess, start_group
 from app.reference_engine.wire import MalformedFrame, encode_frame
 
@@ -81,16 +82,19 @@ class Supervisor:
         step_deadline_s: float = 60.0,
         watch_interval_s: float = 1.0,
         earlier: Mapping[int, EarlierWeights] | None = None,
+        worker: str = WORKER,
     ) -> Supervisor:
         """Start every rank or none. ``on_lost`` gets rank and cause, once: of the rank that is to
         blame. Every rank is pinged each ``watch_interval_s``, and is lost when it does not answer
         within ``step_deadline_s`` or has been at one step for longer; or when it does not
         acknowledge an order within ``order_deadline_s``. ``earlier``: what an earlier group served,
-        for this one to serve again.
+        for this one to serve again. ``worker``: the module that each rank's process runs.
 
         Raises StartupFailed.
         """
-        processes, ready = await start_group(checkpoint, settings, startup_deadline_s, earlier)
+        processes, ready = await start_group(
+            checkpoint, settings, startup_deadline_s, earlier, worker
+        )
         return cls(
             processes,
             ready,
