@@ -16,6 +16,11 @@ _SUBMILLISECOND_BITS = 12
 _RANDOM_BITS = 62
 
 
+def rfc3339(moment: datetime) -> str:
+    """Aware; spelled in UTC with `Z`, as all documents of the API spell it."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
 class Clock(Protocol):
     def now(self) -> datetime:
         """The present moment, timezone-aware, UTC."""

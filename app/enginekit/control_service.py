@@ -268,8 +268,12 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
         failed = outcomes.count(AbortOutcome.FAILED)
         if failed:
             raise Internal
+        statuses = lifecycle_pb2.AbortStatus
         return lifecycle_pb2.AbortResponse(
-            status=lifecycle_pb2.AbortStatus.ABORT_STATUS_ABORTED,
+            # With nothing in flight nothing has been changed, and an observer is told so.
+            status=(
+                statuses.ABORT_STATUS_ABORTED if ended else statuses.ABORT_STATUS_ALREADY_FINISHED
+            ),
             message=f"{ended} requests aborted",
         )
 

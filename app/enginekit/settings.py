@@ -94,7 +94,7 @@ class KitSettings:
         if tls is None and not local and not self.plaintext_beyond_loopback:
             raise SettingsError(
                 f"{name} listener: bearer tokens beyond loopback need TLS, "
-                "or plaintext_beyond_loopback"
+                "that is a certificate and its key, or plaintext_beyond_loopback"
             )
 
 

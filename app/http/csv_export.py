@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 
+from app.clock import rfc3339
 from app.ledger.values import Page
 
 MEDIA_TYPE = "text/csv"
@@ -74,7 +75,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, datetime):
-        return value.isoformat().replace("+00:00", "Z")
+        return rfc3339(value)
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     if not isinstance(value, str):

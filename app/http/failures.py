@@ -46,6 +46,7 @@ _TOLD = frozenset(
         "model_attributes_type",
         "none_required",
         "timezone_aware",
+        "form",  # our own
     }
 )
 

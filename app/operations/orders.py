@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
-from app.clock import Clock, IdSource
+from app.clock import Clock, IdSource, rfc3339
 from app.domain.commands import Command, check_revision
 from app.domain.engine import Engine
 from app.domain.errors import (
@@ -133,7 +133,7 @@ class Orders:
             "pause_epoch": facts.pause_epoch,
             "release_epoch": facts.release_epoch,
             "instance_id": facts.instance_id,
-            "facts_observed_at": facts.observed_at.isoformat(),
+            "facts_observed_at": rfc3339(facts.observed_at),
             "running_operation": running,
             "deadline_ms": judged.deadline_ms,
             "load": None if load is None else dict(load),

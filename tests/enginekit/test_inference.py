@@ -278,6 +278,8 @@ async def test_abort_of_everything(client: Client, double: EngineDouble) -> None
     assert (answer.status, answer.message) == (Status.ABORT_STATUS_ABORTED, "4 requests aborted")
     for request in (*running, held):
         assert await request.finish_reason() == "CANCELLED"
+    answer = await abort(client.control, all_requests=lifecycle_pb2.AllRequests())
+    assert answer.status == Status.ABORT_STATUS_ALREADY_FINISHED, "nothing was left to abort"
 
 
 async def test_an_abort_that_fails_is_not_said_to_have_worked(

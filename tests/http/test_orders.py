@@ -173,6 +173,7 @@ async def test_a_dry_run_answers_a_plan_and_does_nothing(gate: Gateway) -> None:
     assert answer.status_code == 200
     plan = answer.json()
     assert (plan["engine"], plan["kind"], plan["would"]) == ("e1", "pause", "accept")
+    assert plan["facts_observed_at"].endswith("Z")
     assert gate.engine.orders == 0
     assert (await gate.get("/v1/operations")).json()["items"] == []
     refused = await gate.http.post(
@@ -288,6 +289,10 @@ async def test_the_register(gate: Gateway) -> None:
         answer = await gate.http.patch("/v1/engines/e2", json=body, headers=headers)
         return answer.status_code, answer.json().get("reason")
 
+    unlike = await gate.get("/v1/engines?label=search")
+    assert unlike.json()["errors"] == [
+        {"parameter": "label", "detail": "A label is written name=value."}
+    ]
     relabel = {"labels": {"team": "ads"}}
     assert await change(None, relabel) == (428, "PRECONDITION_MISSING")
     assert await change('"g9"', relabel) == (412, "GENERATION_MISMATCH")

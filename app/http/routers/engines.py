@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query
-from pydantic import StringConstraints
+from pydantic import AfterValidator, StringConstraints
+from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,15 +30,21 @@ router = APIRouter(
     prefix="/v1/engines", tags=["engines"], route_class=EdgeRoute, responses=problems()
 )
 
+_LABEL = re.compile(r"[^=\x00-\x1f]+=[^\x00-\x1f]*")
+
 Generation = Annotated[
     str | None,
     Header(alias="If-Match", description='`"g3"`: the `generation` that the change builds on'),
 ]
 
 
-LabelFilter = Annotated[
-    str, StringConstraints(max_length=128, pattern=r"^[^=\x00-\x1f]+=[^\x00-\x1f]*$")
-]
+def _label(text: str) -> str:
+    if not _LABEL.fullmatch(text):
+        raise PydanticCustomError("form", "A label is written name=value.")
+    return text
+
+
+LabelFilter = Annotated[str, StringConstraints(max_length=128), AfterValidator(_label)]
 
 
 @dataclass(frozen=True, slots=True)
