@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
 from app.auth.tokens.errors import KeysUnavailable, TokenInvalid
 from app.auth.tokens.fetch import FetchFailed, jwks_uri_in
@@ -287,133 +285,6 @@ async def test_closing_ends_a_fetch_under_way(verifiers: Any, origin: Any, issue
     with pytest.raises(KeysUnavailable):
         await call
     gate.set()
-
-
-def jwk(key: Any, **more: Any) -> dict[str, Any]:
-    return {**key.as_dict(private=False), **more}
-
-
-def key_set(*keys: Any) -> bytes:
-    return json.dumps({"keys": list(keys)}).encode()
-
-
-EC = ECKey.generate_key("P-256", {"kid": "other"})
-WEAK_MODULUS = "A" * 171 + str(RSAKey.generate_key(2048).as_dict(private=False)["n"])[:171]
-
-USELESS: dict[str, bytes] = {
-    "empty-body": b"",
-    "not-json": b"<html>",
-    "not-an-object": b"[]",
-    "deep": b"[" * 10_000,
-    "no-keys-member": b"{}",
-    "keys-not-a-list": b'{"keys": {}}',
-    "empty-set": b'{"keys": []}',
-    "keys-of-nothing": b'{"keys": [null, 1, "x", [], {}]}',
-    "symmetric-only": key_set(OctKey.generate_key(256).as_dict(private=True)),
-    "encryption-only": key_set(jwk(EC, use="enc")),
-    "signing-operation-only": key_set(jwk(EC, key_ops=["sign"])),
-    "operations-not-a-list": key_set(jwk(EC, key_ops="verify")),
-    "private-half-published": key_set(EC.as_dict(private=True)),
-    "weak-rsa-behind-zeros": key_set({"kty": "RSA", "n": WEAK_MODULUS, "e": "AQAB"}),
-    "rsa-not-base64": key_set({"kty": "RSA", "n": "!" * 342, "e": "AQAB"}),
-    "rsa-without-exponent": key_set({"kty": "RSA", "n": "A" * 342}),
-    "ec-off-curve": key_set({"kty": "EC", "crv": "P-256", "x": "AQ", "y": "AQ"}),
-    "ec-unknown-curve": key_set({**jwk(EC), "crv": "P-999"}),
-    "okp-unknown-curve": key_set({"kty": "OKP", "crv": "X", "x": "AQ"}),
-    "kid-not-text": key_set(jwk(EC, kid=5)),
-    "kty-not-text": key_set(jwk(EC, kty=["EC"])),
-    "too-many": key_set(*[jwk(EC)] * 65),
-}
-
-
-@pytest.mark.parametrize("body", USELESS.values(), ids=USELESS)
-async def test_useless_key_set_never_erases_good_keys(
-    body: bytes, verifiers: Any, origin: Any, issuer: Any, clock: Any
-) -> None:
-    verifier = verifiers.make()
-    await verifier.warm()
-    origin.say("/jwks", body)
-    clock.advance(601)
-    assert await verifier.verify(good(issuer))
-    (state,) = verifier.issuer_states()
-    assert not state.ok
-    assert state.problem
-    assert state.keys == 1
-
-
-async def test_strange_keys_beside_a_good_one_do_no_harm(
-    verifiers: Any, origin: Any, issuer: Any
-) -> None:
-    strange = [
-        {"kty": "AKP", "alg": "ML-DSA-44", "pub": "AA"},
-        jwk(EC, use="enc"),
-        jwk(OKPKey.generate_key("X25519")),
-        None,
-        {**jwk(EC), "x5c": 7, "use": "sig", "key_ops": ["verify"]},
-    ]
-    origin.say("/jwks", key_set(*strange, *issuer.jwks()["keys"]))
-    assert await verifiers.make().verify(good(issuer))
-
-
-async def test_repeated_key_id_tries_each(verifiers: Any, origin: Any, issuer: Any) -> None:
-    (own,) = issuer.jwks()["keys"]
-    other = jwk(ECKey.generate_key("P-256"), kid=own["kid"])
-    rsa = jwk(RSAKey.generate_key(2048), kid=own["kid"])
-    origin.say("/jwks", key_set(other, rsa, own))
-    verifier = verifiers.make()
-    assert await verifier.verify(good(issuer))
-    head, payload, _ = good(issuer).split(".")
-    assert await refusal(verifier, f"{head}.{payload}.{'A' * 86}") == "TOKEN_SIGNATURE_INVALID"
-
-
-async def test_token_without_key_id_finds_the_key_and_follows_a_rotation(
-    verifiers: Any, origin: Any, issuer: Any
-) -> None:
-    verifier = verifiers.make()
-    assert await verifier.verify(good(issuer, header={"kid": None}))
-    issuer.rotate(keep_previous=False)
-    assert await verifier.verify(good(issuer, header={"kid": None}))
-    assert origin.requests["/jwks"] == 2
-
-
-async def test_key_for_another_algorithm_is_not_used(
-    verifiers: Any, origin: Any, issuer: Any
-) -> None:
-    (own,) = issuer.jwks()["keys"]
-    origin.say("/jwks", key_set({**own, "alg": "ES384"}))
-    assert await refusal(verifiers.make(), good(issuer)) == "TOKEN_KEY_UNKNOWN"
-
-
-@pytest.mark.parametrize(
-    ("answer", "problem"),
-    [
-        ({"body": b"x" * 300_000}, "answer larger than 262144 bytes"),
-        ({"body": b"", "status": 500}, "HTTP 500"),
-        ({"body": b"", "status": 404}, "HTTP 404"),
-        ({"body": b"", "status": 204}, "HTTP 204"),
-        (
-            {"body": gzip.compress(b'{"keys": []}'), "headers": {"content-encoding": "gzip"}},
-            "compressed answer refused",
-        ),
-        ({"body": b"", "status": 302, "headers": {"location": "/moved"}}, "redirect refused"),
-        (
-            {"body": b"", "status": 307, "headers": {"location": "http://127.0.0.1:9/jwks"}},
-            "redirect refused",
-        ),
-        ({"body": b"x", "headers": {"content-length": "999"}}, "RemoteProtocolError"),
-    ],
-    ids=["oversized", "500", "404", "204", "gzip", "redirect", "redirect-elsewhere", "cut-off"],
-)
-async def test_answers_that_are_no_key_set(
-    answer: dict[str, Any], problem: str, verifiers: Any, origin: Any, issuer: Any
-) -> None:
-    origin.say("/jwks", **answer)
-    origin.say("/moved", json.dumps(issuer.jwks()).encode())
-    verifier = verifiers.make()
-    with pytest.raises(KeysUnavailable):
-        await verifier.verify(good(issuer))
-    assert verifier.issuer_states()[0].problem == problem
-    assert not origin.requests["/moved"]
 
 
 @pytest.mark.parametrize(
