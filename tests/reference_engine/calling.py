@@ -31,12 +31,16 @@ class Heard:
     """What a Generate stream said."""
 
     text: str = ""
-    tokens: int = 0
+    ids: list[int] = field(default_factory=list)
     finished: generation_pb2.GenerationFinished | None = None
     error: error_pb2.EngineError | None = None
     usage: generation_pb2.Usage | None = None
     status: grpc.StatusCode | None = None
     detail: str = ""
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
 
     @property
     def cached(self) -> int:
@@ -68,7 +72,7 @@ class Call:
         match response.WhichOneof("event"):
             case "token":
                 heard.text += response.token.text
-                heard.tokens += len(response.token.tokens)
+                heard.ids += [token.token_id for token in response.token.tokens]
             case "finished":
                 heard.finished = response.finished
             case "error":

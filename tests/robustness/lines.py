@@ -1,0 +1,129 @@
+"""The orders of the matrix: what each needs to make sense, how it is given, what ranks do."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from uuid import uuid4
+
+from app.rpc.openengine.v1 import admin_pb2 as pb
+from tests.reference_engine.calling import Told
+from tests.reference_engine.serving import PATIENCE_S
+from tests.robustness.stage import Stage
+
+KEEP, ABORT, DRAIN = pb.PAUSE_MODE_KEEP, pb.PAUSE_MODE_ABORT, pb.PAUSE_MODE_DRAIN
+WEIGHTS, KV_CACHE = pb.RESOURCE_KIND_WEIGHTS, pb.RESOURCE_KIND_KV_CACHE
+PRESERVE, DISCARD = pb.CONTENT_POLICY_PRESERVE, pb.CONTENT_POLICY_DISCARD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """``prepare``, ``commit``, ``conclude``: the entry of the order log that each phase is to a
+    rank; ``conclude`` None: none. ``before`` brings an engine that serves to where the order makes
+    sense."""
+
+    name: str
+    prepare: str
+    commit: str
+    conclude: str | None = None
+    give: Callable[[Stage], Awaitable[Told]]
+    before: Callable[[Stage], Awaitable[None]] | None = None
+
+    def entry(self, phase: str) -> str | None:
+        return {"prepare": self.prepare, "commit": self.commit, "conclude": self.conclude}[phase]
+
+
+async def _flush(stage: Stage) -> Told:
+    request = pb.FlushCachesRequest(idempotency_key=uuid4().hex, caches=[pb.CACHE_KIND_PREFIX])
+    return Told(stage.clients.admin.FlushCaches(request, timeout=PATIENCE_S))
+
+
+def _pause(mode: pb.PauseMode.ValueType) -> Callable[[Stage], Awaitable[Told]]:
+    async def give(stage: Stage) -> Told:
+        return stage.clients.pause(mode)
+
+    return give
+
+
+async def _paused(stage: Stage) -> None:
+    await stage.clients.pause(KEEP).completed()
+
+
+async def _resume(stage: Stage) -> Told:
+    epoch = (await stage.clients.profile()).pause_epoch
+    request = pb.ResumeRequest(idempotency_key=uuid4().hex, pause_epoch=epoch)
+    return Told(stage.clients.admin.Resume(request, timeout=PATIENCE_S))
+
+
+def _release(content: pb.ContentPolicy.ValueType) -> Callable[[Stage], Awaitable[Told]]:
+    async def give(stage: Stage) -> Told:
+        return stage.clients.release(WEIGHTS, KV_CACHE, content=content)
+
+    return give
+
+
+async def _released(stage: Stage) -> None:
+    await stage.clients.release(WEIGHTS, KV_CACHE, content=PRESERVE).completed()
+
+
+async def _restore(stage: Stage) -> Told:
+    epoch = (await stage.clients.profile()).release_epoch
+    return stage.restore(WEIGHTS, KV_CACHE, epoch=epoch)
+
+
+async def _update_from_disk(stage: Stage) -> Told:
+    version = await stage.other_version()
+    around = pb.PauseAround(mode=KEEP)
+    return stage.clients.update(version, disk=stage.disk(version), pause=around)
+
+
+async def _update_from_memory(stage: Stage) -> Told:
+    version = await stage.other_version()
+    under = pb.UnderPause()
+    return stage.clients.update(version, tensors=stage.shared(version), under_pause=under)
+
+
+LINES = (
+    Line(name="flush", prepare="ReadLoad", commit="FlushPrefixCache", give=_flush),
+    Line(name="pause-drain", prepare="ReadLoad", commit="SetGate", give=_pause(DRAIN)),
+    Line(name="pause-abort", prepare="ReadLoad", commit="SetGate", give=_pause(ABORT)),
+    Line(name="pause-keep", prepare="ReadLoad", commit="SetGate", give=_pause(KEEP)),
+    Line(name="resume", prepare="ReadLoad", commit="SetGate", give=_resume, before=_paused),
+    Line(
+        name="release-discard",
+        prepare="PrepareRelease",
+        commit="CommitChange",
+        conclude="SettleChange",
+        give=_release(DISCARD),
+    ),
+    Line(
+        name="release-preserve",
+        prepare="PrepareRelease",
+        commit="CommitChange",
+        conclude="SettleChange",
+        give=_release(PRESERVE),
+    ),
+    Line(
+        name="restore",
+        prepare="PrepareRestore",
+        commit="CommitChange",
+        conclude="SettleChange",
+        give=_restore,
+        before=_released,
+    ),
+    Line(
+        name="update-disk",
+        prepare="PrepareUpdate",
+        commit="CommitChange",
+        conclude="SettleChange",
+        give=_update_from_disk,
+    ),
+    Line(
+        name="update-memory",
+        prepare="PrepareUpdate",
+        commit="CommitChange",
+        conclude="SettleChange",
+        give=_update_from_memory,
+        before=_paused,
+    ),
+)

@@ -1,0 +1,188 @@
+"""One rank killed or stopped, at each phase of each order.
+
+An order is never told as applied unless every rank has committed it; its end comes soon and names
+the rank; what is served afterwards is one version or nothing, and a full update brings it back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from app.reference_engine.tiny_model import ensure_tiny_checkpoint
+from app.rpc.openengine.v1 import admin_pb2 as pb
+from tests.reference_engine.calling import Call, Told
+from tests.robustness.lines import LINES, Line
+from tests.robustness.stage import OPEN, VALID, Stage, stage
+
+pytestmark = pytest.mark.anyio
+
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+RANK_TIMEOUT_S = 3.0
+# Promised: so soon after a death, and so soon after a rank that says nothing counts as lost.
+END_S = 5.0
+TERMINAL = ("completed", "failed", "cancelled")
+POINTS = tuple(
+    (phase, point)
+    for phase in ("prepare", "commit", "conclude")
+    for point in ("received", "applied", "acknowledged")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``phase`` None: before the order is given."""
+
+    line: Line
+    phase: str | None
+    point: str
+    rank: int
+    number: signal.Signals
+
+    def __str__(self) -> str:
+        at = f"{self.phase}-{self.point}" if self.phase else self.point
+        return f"{self.line.name}-{at}-{self.number.name}-rank{self.rank}"
+
+    @property
+    def entry(self) -> str:
+        assert self.phase is not None
+        return f"{self.line.entry(self.phase)}.{self.point}"
+
+    @property
+    def acknowledged_all(self) -> bool:
+        """Whether the rank has done all it has to do for the order."""
+        last = "commit" if self.line.conclude is None else "conclude"
+        return (self.phase, self.point) == (last, "acknowledged")
+
+
+def cases(ranks: tuple[int, ...]) -> Iterator[Case]:
+    for line in LINES:
+        for number in (KILL, STOP):
+            for rank in ranks:
+                yield Case(line, None, "before", rank, number)
+                for phase, point in POINTS:
+                    # Stopped before it did something or before it said so looks alike.
+                    once = number is KILL or point != "applied"
+                    if once and line.entry(phase) is not None:
+                        yield Case(line, phase, point, rank, number)
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("versions")
+    return {f"v{seed}": ensure_tiny_checkpoint(folder, seed) for seed in range(2)}
+
+
+@pytest.fixture(scope="module")
+async def two(
+    versions: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stage]:
+    folder = tmp_path_factory.mktemp("two")
+    async with stage(folder, versions, ranks=2, rank_timeout_s=RANK_TIMEOUT_S) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def four(
+    versions: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stage]:
+    folder = tmp_path_factory.mktemp("four")
+    async with stage(folder, versions, ranks=4, rank_timeout_s=RANK_TIMEOUT_S) as made:
+        yield made
+
+
+async def ended(told: Told) -> pb.AdminOperationEvent | None:
+    """None: refused before it was accepted."""
+    try:
+        return await told.end()
+    except grpc.aio.AioRpcError:
+        assert told.events == []
+        return None
+
+
+async def check(stage: Stage, case: Case) -> float:
+    """Play one case; how long the order took to its end, in seconds."""
+    old = await stage.version()
+    asked = await stage.ask().after(1)
+    if case.line.before is not None:
+        await case.line.before(stage)
+    passed = {rank: len(stage.faults.passed(rank)) for rank in stage.ranks}
+    began = time.monotonic()
+    pid = stage.faults.pid(case.rank)
+    if case.phase is None:
+        os.kill(pid, case.number)
+    else:
+        stage.faults.arm(case.rank, case.entry, case.number)
+    told = await case.line.give(stage)
+    end = await ended(told)
+    took = time.monotonic() - began
+    assert not stage.faults.armed(case.rank), "the rank never came to that point"
+    assert sum(one.WhichOneof("event") in TERMINAL for one in told.events) == (end is not None)
+    done = {rank: stage.faults.passed(rank)[passed[rank] :] for rank in stage.ranks}
+    committed = all(f"{case.line.commit}.applied" in done[rank] for rank in stage.ranks)
+    kind = None if end is None else end.WhichOneof("event")
+    if kind == "completed":
+        assert committed
+        assert case.acknowledged_all or case.phase is None
+    else:
+        assert not case.acknowledged_all or case.number is STOP
+        if end is not None:
+            assert kind == "failed"
+            assert case.rank in end.failed.ranks
+            assert f"rank {case.rank}" in end.failed.message
+    await _serves_one_version(stage, asked, old, applied=kind == "completed")
+    new = await stage.other_version()
+    await stage.bring_back(new, pid)
+    await stage.open()
+    assert await stage.serves(new)
+    return took
+
+
+async def _serves_one_version(stage: Stage, asked: Call, old: str, *, applied: bool) -> None:
+    """What was in flight was of the version before, and what is asked now is of one."""
+    state = (await stage.clients.profile()).state
+    if not applied:
+        assert state.weights.version == old
+    if state.admission == OPEN:
+        heard = await stage.ask().whole()
+        version = state.weights.version
+        assert heard.ids == stage.expected(version)[: len(heard.ids)]
+        if heard.finished is not None:
+            assert state.weights.state == VALID
+        whole = await asked.whole()
+        if not applied:
+            assert whole.ids == stage.expected(old)[: len(whole.ids)]
+
+
+QUICK = {
+    "flush-commit-applied-SIGKILL-rank1",
+    "pause-drain-prepare-received-SIGKILL-rank1",
+    "pause-keep-commit-received-SIGKILL-rank0",
+    "resume-commit-applied-SIGKILL-rank1",
+    "release-preserve-commit-acknowledged-SIGKILL-rank1",
+    "restore-conclude-received-SIGKILL-rank1",
+    "update-disk-before-SIGKILL-rank1",
+    "update-disk-commit-applied-SIGKILL-rank1",
+    "update-disk-conclude-applied-SIGKILL-rank0",
+    "update-memory-prepare-acknowledged-SIGKILL-rank0",
+    "update-disk-commit-received-SIGSTOP-rank1",
+}
+
+
+@pytest.mark.parametrize("case", [one for one in cases((0, 1)) if str(one) in QUICK], ids=str)
+async def test_a_rank_broken_within_an_order(two: Stage, case: Case) -> None:
+    await check(two, case)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", list(cases((0, 1))), ids=str)
+async def test_every_point_on_two_ranks(two: Stage, case: Case) -> None:
+    took = await check(two, case)
+    assert took < END_S + (RANK_TIMEOUT_S if case.number is STOP else 0.0)
