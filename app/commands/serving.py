@@ -86,6 +86,13 @@ def engine(
         list[Path] | None,
         typer.Option(help="Updates may read files below this directory. Repeatable."),
     ] = None,
+    rendezvous_allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT[-PORT]",
+            help="Updates may meet trainers there; HOST is a name or a network. Repeatable.",
+        ),
+    ] = None,
     tensor_parallel_size: Annotated[
         int, typer.Option(min=1, help="Ranks that divide the model, each a process.")
     ] = 1,
@@ -108,6 +115,7 @@ def engine(
     from app.enginekit.settings import TlsFiles
     from app.reference_engine.errors import ReferenceEngineError
     from app.reference_engine.limits import CoreSettings
+    from app.reference_engine.rendezvous import RendezvousRule
     from app.reference_engine.serving import (
         EngineSettings,
         ServedEngine,
@@ -120,6 +128,10 @@ def engine(
         raise usage("--certificate and --key go together, and --client-ca with both")
     if issuer is None and not insecure_loopback:
         raise usage("name the --issuer whose tokens are taken, or say --insecure-loopback")
+    try:
+        rules = tuple(RendezvousRule.parse(text) for text in rendezvous_allow or ())
+    except ValueError as error:
+        raise usage(f"--rendezvous-allow: {error}") from error
 
     def tls(ca: Path | None) -> TlsFiles | None:
         return (
@@ -154,6 +166,7 @@ def engine(
         model_name=model_name,
         weight_version=weight_version,
         weights_roots=tuple(weights_root or ()),
+        rendezvous_rules=rules,
         inference_address=inference_address,
         admin_address=admin_address,
         tokens=tokens,

@@ -132,17 +132,18 @@ class Execution:
         rescue: bool = False,
     ) -> Conclusion:
         operation_id = self._live.operation.id
-        order = Order(
-            operation_id=f"{operation_id}.{part}" if part else operation_id,
-            command=command or self._errand.command,
-            report=self._progress.note,
-            replace_all=self._state.needs_all_weights,
-        )
         interrupts = self._interrupts
         report: Report = self._report_faults if part else self._report
         if rescue:
             deadline_at = asyncio.get_running_loop().time() + self._timings.rollback_timeout_s
             interrupts, report = Interrupts(deadline_at, self._timings), _say_nothing
+        order = Order(
+            operation_id=f"{operation_id}.{part}" if part else operation_id,
+            command=command or self._errand.command,
+            report=self._progress.note,
+            replace_all=self._state.needs_all_weights,
+            deadline_at=interrupts.deadline_at,
+        )
         return await TwoPhase(
             self._runtime, order, interrupts, report, self._timings, before_commit
         ).run()

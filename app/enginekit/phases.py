@@ -54,7 +54,7 @@ class Interrupts:
     """What may end an order before its time. `deadline_at` is on the event loop's clock."""
 
     def __init__(self, deadline_at: float, timings: Timings) -> None:
-        self._deadline_at = deadline_at
+        self.deadline_at = deadline_at
         self._timings = timings
         self.cancelled = asyncio.Event()
 
@@ -71,7 +71,7 @@ class Interrupts:
         try:
             await asyncio.wait(
                 waited,
-                timeout=max(0.0, self._deadline_at - loop.time()),
+                timeout=max(0.0, self.deadline_at - loop.time()),
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if task.done():

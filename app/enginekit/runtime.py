@@ -56,6 +56,7 @@ What each order asks of a runtime, beside what `Runtime` says:
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -185,13 +186,16 @@ class Order:
     `operation_id` is unique to one way over the ranks: a pause that belongs to another order has
     one of its own. `report` may be called from any phase, on the event loop, as often as one likes:
     only the latest is written, at intervals. `replace_all`: weights are missing or inconsistent, so
-    an update counts only if it replaces every parameter.
+    an update counts only if it replaces every parameter. `deadline_at`, on the event loop's clock:
+    then the kit interrupts the order; a runtime that gives up a little earlier can say what it
+    waited for.
     """
 
     operation_id: str
     command: Command
     report: Callable[[Progress], None]
     replace_all: bool = False
+    deadline_at: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from app.auth.tokens.issuers import TokenProfile
 from app.reference_engine.errors import ReferenceEngineError
 from app.reference_engine.limits import DEVICES, CoreSettings
+from app.reference_engine.rendezvous import RendezvousRule
 from app.reference_engine.serving import EngineSettings, ServedEngine, TokenSettings, run_engine
 
 
@@ -32,6 +33,13 @@ def arguments() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="updates may read files below it; repeatable",
+    )
+    add(
+        "--rendezvous-allow",
+        action="append",
+        default=[],
+        metavar="HOST:PORT[-PORT]",
+        help="updates may meet trainers there; repeatable",
     )
     add("--seed", type=int, default=0, help="decides the weights of the small checkpoint")
     add("--inference-address", default="127.0.0.1:0", help="host:port or unix:/path")
@@ -68,6 +76,7 @@ def settings_of(given: argparse.Namespace) -> EngineSettings:
         model_name=given.model_name,
         weight_version=given.weight_version,
         weights_roots=tuple(given.weights_root),
+        rendezvous_rules=tuple(map(RendezvousRule.parse, given.rendezvous_allow)),
         inference_address=given.inference_address,
         admin_address=given.admin_address,
         tokens=_tokens(given),

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import logging
-import os
 from collections.abc import Awaitable, Iterator
 from typing import TypeVar
 
 from app.domain.commands import ReleaseResources, RestoreResources, UpdateWeights
-from app.domain.kinds import CacheKind, CachePolicy, ContentPolicy, ResourceKind, TensorDtype
-from app.domain.weight_sources import (
-    DiskWeights,
-    InlineTensor,
-    InlineWeights,
-    SharedMemoryWeights,
-    WeightSource,
+from app.domain.kinds import CacheKind, CachePolicy, ContentPolicy, ResourceKind
+from app.enginekit.runtime import (
+    Conclusion,
+    Flushed,
+    Order,
+    RankBytes,
+    RankEvidence,
+    RuntimeFault,
 )
-from app.enginekit.runtime import Conclusion, Flushed, RankBytes, RankEvidence, RuntimeFault
 from app.reference_engine import change_orders as c
-from app.reference_engine import sources
 from app.reference_engine.change import Change, ChangeOutcome
 from app.reference_engine.engine import Engine
-from app.reference_engine.errors import CheckpointError, OrderRejected, RankLost, SourceRefused
+from app.reference_engine.errors import OrderRejected, RankLost
+from app.reference_engine.sources import SourcePolicy
+from app.reference_engine.sourcing import Sourcing
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 ChangeCommand = ReleaseResources | RestoreResources | UpdateWeights
-
-_SAFETENSORS = {
-    TensorDtype.FLOAT64: "F64",
-    TensorDtype.FLOAT32: "F32",
-    TensorDtype.FLOAT16: "F16",
-    TensorDtype.BFLOAT16: "BF16",
-    TensorDtype.FLOAT8_E4M3FN: "F8_E4M3",
-    TensorDtype.FLOAT8_E5M2: "F8_E5M2",
-    TensorDtype.INT64: "I64",
-    TensorDtype.INT32: "I32",
-    TensorDtype.INT16: "I16",
-    TensorDtype.INT8: "I8",
-    TensorDtype.UINT8: "U8",
-    TensorDtype.BOOL: "BOOL",
-}
 
 
 def fault_of(error: RankLost | OrderRejected, *, retryable: bool = True) -> RuntimeFault:
@@ -57,22 +38,20 @@ class CarriedChange:
     is carried out between its preparation and its commit."""
 
     def __init__(
-        self,
-        operation_id: str,
-        command: ChangeCommand,
-        engine: Engine,
-        policy: sources.SourcePolicy,
+        self, order: Order, command: ChangeCommand, engine: Engine, policy: SourcePolicy
     ) -> None:
-        self.operation_id = operation_id
+        """``command`` is the order's."""
+        self.operation_id = order.operation_id
         self._command = command
         self._engine = engine
-        self._policy = policy
-        self._source: asyncio.Task[c.DiskSource | c.SharedSource] | None = None
+        self._sourcing: Sourcing | None = None
+        if isinstance(command, UpdateWeights):
+            self._sourcing = Sourcing(command.source, order, engine, policy)
         self._change: Change | None = None
 
     async def prepare(self, rank: int) -> None:
         """Raises RuntimeFault, with nothing changed."""
-        preparation = await self._preparation()
+        preparation = await self._preparation(rank)
         if self._change is None:
             self._change = self._engine.change(preparation)
         await self._answer(self._change.prepare(rank))
@@ -95,27 +74,16 @@ class CarriedChange:
         return Conclusion(memory=tuple(_memory(outcome)))
 
     async def discard(self) -> None:
-        """Remove what an order with inline tensors has put into shared memory; safe to repeat."""
-        command = self._command
-        inline = isinstance(command, UpdateWeights) and isinstance(command.source, InlineWeights)
-        if self._source is None or not inline:
-            return
-        await asyncio.wait({self._source})
-        if self._source.cancelled() or self._source.exception() is not None:
-            return  # nothing was put there, and `prepare` has told of it
-        source = self._source.result()
-        if isinstance(source, c.SharedSource):
-            try:
-                await asyncio.to_thread(sources.discard, source)
-            except OSError:
-                log.exception("a segment of inline tensors is left behind: %s", source.path)
+        """Clear away what brought new weights; safe to repeat."""
+        if self._sourcing is not None:
+            await self._sourcing.discard()
 
     def _prepared(self) -> Change:
         if self._change is None:
             raise RuntimeFault("INTERNAL", "the order was not prepared")
         return self._change
 
-    async def _preparation(self) -> c.Preparation:
+    async def _preparation(self, rank: int) -> c.Preparation:
         match self._command:
             case ReleaseResources(resources=resources, content=content):
                 return c.PrepareRelease(
@@ -128,25 +96,14 @@ class CarriedChange:
                     change_id=self.operation_id, resources=_resources(resources)
                 )
             case UpdateWeights() as command:
+                if self._sourcing is None:
+                    raise TypeError("an update has a source")
                 return c.PrepareUpdate(
                     change_id=self.operation_id,
-                    source=await self._resolved(command.source),
+                    source=await self._sourcing.source(rank),
                     flush=command.cache_policy is CachePolicy.FLUSH,
                     check_finite=command.check_finite,
                 )
-
-    async def _resolved(self, wanted: WeightSource) -> c.DiskSource | c.SharedSource:
-        """Once for all ranks. Shielded: a thread goes on when its caller is cancelled, and what it
-        leaves in shared memory has to be known to `discard`."""
-        if self._source is None:
-            work = asyncio.to_thread(_resolve, self._policy, wanted)
-            self._source = asyncio.create_task(work, name="resolve weights")
-        try:
-            return await asyncio.shield(self._source)
-        except (SourceRefused, CheckpointError) as error:
-            raise RuntimeFault("SOURCE_REFUSED", str(error)) from error
-        except OSError as error:
-            raise RuntimeFault("SOURCE_UNREADABLE", error.strerror or "not readable") from error
 
     async def _answer(self, asked: Awaitable[T]) -> T:
         try:
@@ -159,46 +116,6 @@ class CarriedChange:
 
 def _resources(kinds: tuple[ResourceKind, ...]) -> tuple[c.Resource, ...]:
     return tuple(c.Resource(kind.value) for kind in kinds)
-
-
-def _resolve(policy: sources.SourcePolicy, wanted: WeightSource) -> c.DiskSource | c.SharedSource:
-    """Blocks. Raises SourceRefused, CheckpointError or OSError."""
-    match wanted:
-        case DiskWeights(path=path, digests=digests):
-            return policy.disk(path, {one.name: one.sha256 for one in digests})
-        case SharedMemoryWeights():
-            tensors = [
-                c.SharedTensor(
-                    one.spec.name, _SAFETENSORS[one.spec.dtype], one.spec.shape, one.offset_bytes
-                )
-                for one in wanted.tensors
-            ]
-            found = policy.shared(wanted.object_name, tensors)
-            _check_segment(found, wanted)
-            return found
-        case InlineWeights(tensors=inline):
-            return policy.inline([_carried(one) for one in inline])
-    raise SourceRefused(f"weights from {wanted.kind.value} are not offered")
-
-
-def _carried(one: InlineTensor) -> sources.InlineTensor:
-    if one.data is None:
-        raise SourceRefused(f"the content of tensor {one.spec.name!r} did not come with the order")
-    spec = one.spec
-    return sources.InlineTensor(spec.name, _SAFETENSORS[spec.dtype], spec.shape, one.data)
-
-
-def _check_segment(found: c.SharedSource, wanted: SharedMemoryWeights) -> None:
-    """Against mistakes, not against its writer: who may write to it owns this process."""
-    with open(os.open(found.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as segment:
-        size = os.fstat(segment.fileno()).st_size
-        if size != wanted.size_bytes:
-            raise SourceRefused(f"the segment has {size} bytes, not {wanted.size_bytes}")
-        if wanted.sha256 is None:
-            return
-        sha256 = hashlib.file_digest(segment, "sha256").hexdigest()
-        if sha256 != wanted.sha256:
-            raise SourceRefused(f"the segment's sha256 is {sha256}")
 
 
 def _updated(command: UpdateWeights, outcome: ChangeOutcome) -> Conclusion:

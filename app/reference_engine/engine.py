@@ -106,6 +106,10 @@ class Engine:
         """Of the lost ranks those that were the reason."""
         return self._supervisor.blamed
 
+    async def until_lost(self) -> None:
+        """Returns when ranks are lost; at once, if they are already."""
+        await self._supervisor.until_lost()
+
     @property
     def holdings(self) -> Holdings:
         """What the ranks hold as of the last change that was settled; while ranks are lost, what a

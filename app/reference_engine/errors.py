@@ -135,6 +135,18 @@ class SourceRefused(ReferenceEngineError):
     """New weights may not be read from there, or are not described as they must be."""
 
 
+class TransferFailed(ReferenceEngineError):
+    """New weights that somebody sends did not come. ``rank`` of the engine that noticed first;
+    ``tensor`` None: before the first one."""
+
+    def __init__(self, rank: int, tensor: str | None, cause: str) -> None:
+        self.rank = rank
+        self.tensor = tensor
+        self.cause = cause
+        at = "" if tensor is None else f", tensor {tensor!r}"
+        super().__init__(f"rank {rank}{at}: {cause}")
+
+
 class OrderRefused(ReferenceEngineError):
     """Within a rank: the order can not be carried out now, and nothing was changed by it."""
 

@@ -52,7 +52,7 @@ class FrontEnd:
         self._rank = 0
 
     def receive_start(self) -> m.Start:
-        start = decode_body(_read_frame(self._socket))[0]
+        start = decode_body(read_frame(self._socket))[0]
         if not isinstance(start, m.Start):
             raise TypeError(f"expected Start, got {type(start).__name__}")
         self._rank = start.rank
@@ -72,7 +72,7 @@ class FrontEnd:
     def _read(self) -> None:
         try:
             while True:
-                for message in decode_body(_read_frame(self._socket)):
+                for message in decode_body(read_frame(self._socket)):
                     if isinstance(message, m.Ping):
                         # From this thread, since the main one may be what is asked about.
                         self.send([self._pong(message.number)])
@@ -117,7 +117,7 @@ def follow(leader: socket.socket, inbox: Inbox) -> None:
     def read() -> None:
         try:
             while True:
-                for item in decode_body(_read_frame(leader)):
+                for item in decode_body(read_frame(leader)):
                     inbox.put(item)
         except (EOFError, OSError):
             return
@@ -125,7 +125,8 @@ def follow(leader: socket.socket, inbox: Inbox) -> None:
     threading.Thread(target=read, name="log", daemon=True).start()
 
 
-def _read_frame(connected: socket.socket) -> bytes:
+def read_frame(connected: socket.socket) -> bytes:
+    """The body of the next frame. Raises EOFError or OSError when the other end is gone."""
     return _read(connected, frame_length(_read(connected, HEADER.size)))
 
 

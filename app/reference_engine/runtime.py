@@ -160,7 +160,8 @@ class ReferenceRuntime:
                 ResourceKind.KV_CACHE: frozenset(ContentPolicy),
             },
             weight_sources=frozenset({WeightSourceKind.INLINE, WeightSourceKind.SHARED_MEMORY})
-            | ({WeightSourceKind.DISK} if self._sources.roots else set()),
+            | ({WeightSourceKind.DISK} if self._sources.roots else set())
+            | ({WeightSourceKind.DISTRIBUTED} if self._sources.rendezvous_rules else set()),
             cache_policies=frozenset(CachePolicy),
             components=frozenset({Component.TARGET}),
             pause_modes=frozenset(PauseMode),
@@ -317,7 +318,7 @@ class ReferenceRuntime:
         if not isinstance(command, ReleaseResources | RestoreResources | UpdateWeights):
             return None
         if self._changing is None or self._changing.operation_id != order.operation_id:
-            self._changing = CarriedChange(order.operation_id, command, self._engine, self._sources)
+            self._changing = CarriedChange(order, command, self._engine, self._sources)
         return self._changing
 
     async def _ack(self, issued: Issued, rank: int) -> m.Result:

@@ -31,6 +31,7 @@ from app.reference_engine.first_start import find_or_make_tiny_checkpoint
 from app.reference_engine.intake import Intake
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.processes import WORKER
+from app.reference_engine.rendezvous import RendezvousRule
 from app.reference_engine.runtime import ReferenceRuntime
 from app.reference_engine.sources import SourcePolicy
 
@@ -65,11 +66,12 @@ class EngineSettings:
     """How to run an engine. Addresses are ``host:port`` (port 0: any free one) or ``unix:/path``.
 
     Without ``checkpoint`` a small one is made below ``data_dir`` at the first start; ``seed``
-    decides its weights. Updates may read files below ``weights_roots``, without any none. Without
-    ``tokens`` both listeners must be local and ``insecure_loopback`` be said. ``model_name`` None:
-    the checkpoint folder's name, or TINY_MODEL_NAME. A rank is lost when an order takes it longer
-    than ``order_deadline_s``, or a step, or an answer to a ping, than ``step_deadline_s``; each is
-    a process that runs the module ``worker``.
+    decides its weights. Updates may read files below ``weights_roots``, and meet trainers where
+    ``rendezvous_rules`` say; without any, none. Without ``tokens`` both listeners must be local and
+    ``insecure_loopback`` be said. ``model_name`` None: the checkpoint folder's name, or
+    TINY_MODEL_NAME. A rank is lost when an order takes it longer than ``order_deadline_s``, or a
+    step, or an answer to a ping, than ``step_deadline_s``; each is a process that runs the module
+    ``worker``.
     """
 
     data_dir: Path
@@ -78,6 +80,7 @@ class EngineSettings:
     model_name: str | None = None
     weight_version: str | None = None
     weights_roots: tuple[Path, ...] = ()
+    rendezvous_rules: tuple[RendezvousRule, ...] = ()
     inference_address: str = "127.0.0.1:0"
     admin_address: str = "127.0.0.1:0"
     tokens: TokenSettings | None = None
@@ -182,7 +185,9 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         model_name=name,
         engine_version=__version__,
         weight_version=settings.weight_version,
-        sources=SourcePolicy(roots=settings.weights_roots),
+        sources=SourcePolicy(
+            roots=settings.weights_roots, rendezvous_rules=settings.rendezvous_rules
+        ),
     )
     server = EngineServer(runtime, kit, now=utc_now, new_id=random_id)
     try:

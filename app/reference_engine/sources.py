@@ -2,23 +2,28 @@
 
 Files lie below allowed roots after all links are resolved. Shared memory is a file directly below
 /dev/shm whose name begins with the engine's own prefix and that belongs to the engine's own user.
-The ranks check both again on what they have opened.
+The ranks check both again on what they have opened. Trainers are met at allowed places alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 from app.reference_engine.change_orders import DiskSource, SharedSource, SharedTensor, WeightFile
 from app.reference_engine.errors import SourceRefused
+from app.reference_engine.rendezvous import RendezvousRule, resolved
 from app.reference_engine.weight_files import safetensors_files
 
 _SHARED = Path("/dev/shm")  # noqa: S108 (where the system has its shared memory)
+_ALIGNMENT = 64
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -34,10 +39,12 @@ class InlineTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcePolicy:
-    """``roots``: directories; none: nothing from disk. ``shared_prefix``: of segment names."""
+    """``roots``: directories; none: nothing from disk. ``shared_prefix``: of segment names.
+    ``rendezvous_rules``: where trainers may be met; none: nothing is received from any."""
 
     roots: tuple[Path, ...] = ()
     shared_prefix: str = "chadburn-"
+    rendezvous_rules: tuple[RendezvousRule, ...] = ()
 
     def disk(self, path: str, sha256: Mapping[str, str] | None = None) -> DiskSource:
         """A safetensors file or a folder with a checkpoint's files. ``sha256``: hex digest by file
@@ -71,21 +78,42 @@ class SourcePolicy:
             raise SourceRefused(f"segment {segment!r} does not belong to this engine's user")
         return SharedSource(str(path), os.geteuid(), tuple(tensors))
 
+    def rendezvous(self, host: str, port: int) -> str:
+        """The numeric address to connect to. Blocks on the resolver. Raises SourceRefused."""
+        return resolved(self.rendezvous_rules, host, port)
+
     def inline(self, tensors: Sequence[InlineTensor]) -> SharedSource:
         """Puts the content into a segment of the engine's own, for :func:`discard` to remove."""
-        path = _SHARED / f"{self.shared_prefix}{uuid4().hex}"
         placed = []
-        at = 0
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with self._new_segment() as file:
+            for one in tensors:
+                placed.append(SharedTensor(one.name, one.dtype, one.shape, file.tell()))
+                file.write(one.content)
+        return SharedSource(file.name, os.geteuid(), tuple(placed))
+
+    def room(self, tensors: Sequence[SharedTensor], sizes: Sequence[int]) -> SharedSource:
+        """A segment of the engine's own in which each tensor has a place of so many bytes, for
+        somebody to write to. The memory is taken at once: where there is too little, this raises
+        OSError, and no write is going to fail."""
+        ends = list(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes))
+        placed = [
+            replace(one, offset=begin) for one, begin in zip(tensors, [0, *ends[:-1]], strict=True)
+        ]
+        with self._new_segment() as file:
+            os.posix_fallocate(file.fileno(), 0, ends[-1])
+        return SharedSource(file.name, os.geteuid(), tuple(placed))
+
+    @contextlib.contextmanager
+    def _new_segment(self) -> Iterator[BinaryIO]:
+        """Removed again if the block raises."""
+        path = str(_SHARED / f"{self.shared_prefix}{uuid4().hex}")
+        mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            with open(fd, "wb") as file:
-                for one in tensors:
-                    placed.append(SharedTensor(one.name, one.dtype, one.shape, at))
-                    at += file.write(one.content)
+            with open(path, "wb", opener=lambda name, _: os.open(name, mode, 0o600)) as file:
+                yield file
         except BaseException:
-            path.unlink(missing_ok=True)
+            Path(path).unlink(missing_ok=True)
             raise
-        return SharedSource(str(path), os.geteuid(), tuple(placed))
 
     def _real(self, path: Path) -> Path:
         try:

@@ -105,6 +105,10 @@ class Supervisor:
             watch_interval_s=watch_interval_s,
         )
 
+    async def until_lost(self) -> None:
+        """Returns when the group is lost; never, if it is closed before."""
+        await self._down.wait()
+
     async def close(self) -> None:
         """Stop the ranks and wait until their processes are gone. May be called again."""
         if self._closing:

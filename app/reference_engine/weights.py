@@ -1,8 +1,4 @@
-"""Tensors of a checkpoint: which ones a configuration demands, and reading them checked.
-
-Names are those of the Hugging Face layout, and stay the names of the tensors inside the engine:
-an order that replaces weights addresses them by the same names.
-"""
+"""Tensors of a checkpoint, read and checked; see ``demanded`` for which ones there must be."""
 
 from __future__ import annotations
 
@@ -13,50 +9,13 @@ import torch
 from torch import Tensor
 
 from app.reference_engine.config import ModelConfig
-from app.reference_engine.errors import (
-    TensorMismatch,
-    TensorMissing,
-    TensorUnexpected,
-)
+from app.reference_engine.demanded import Demanded, expected_shapes
+from app.reference_engine.errors import TensorMismatch, TensorUnexpected
 from app.reference_engine.sharding import EMBEDDING, FINAL_NORM, LM_HEAD, Layout
 from app.reference_engine.tensor_files import Entry, TensorFile
 from app.reference_engine.weight_files import safetensors_files
 
 __all__ = ["EMBEDDING", "FINAL_NORM", "LM_HEAD", "expected_shapes", "load_part", "load_weights"]
-
-# Buffers that older exports wrote although they follow from the configuration.
-_DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
-_LOADABLE = {"F32", "F16", "BF16", "F64"}
-
-
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor the model needs, by name. A tied head has no tensor of its own."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries = config.num_heads * config.head_dim
-    keys = config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        EMBEDDING: (config.vocab_size, hidden),
-        FINAL_NORM: (hidden,),
-    }
-    if not config.tie_word_embeddings:
-        shapes[LM_HEAD] = (config.vocab_size, hidden)
-    for layer in range(config.num_layers):
-        at = f"model.layers.{layer}"
-        shapes[f"{at}.input_layernorm.weight"] = (hidden,)
-        shapes[f"{at}.post_attention_layernorm.weight"] = (hidden,)
-        for name, rows, columns, bias in (
-            ("self_attn.q_proj", queries, hidden, config.attention_bias),
-            ("self_attn.k_proj", keys, hidden, config.attention_bias),
-            ("self_attn.v_proj", keys, hidden, config.attention_bias),
-            ("self_attn.o_proj", hidden, queries, config.attention_bias),
-            ("mlp.gate_proj", inner, hidden, config.mlp_bias),
-            ("mlp.up_proj", inner, hidden, config.mlp_bias),
-            ("mlp.down_proj", hidden, inner, config.mlp_bias),
-        ):
-            shapes[f"{at}.{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{at}.{name}.bias"] = (rows,)
-    return shapes
 
 
 def load_weights(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
@@ -88,7 +47,7 @@ class Collected:
         proceed: Callable[[], None] = lambda: None,
     ) -> None:
         self._layout = layout
-        self._shapes = expected_shapes(layout.config)
+        self._demanded = Demanded(layout.config)
         self._check_finite = check_finite
         self._proceed = proceed
         self._weights: dict[str, Tensor] = {}
@@ -101,14 +60,10 @@ class Collected:
     def take(self, file: TensorFile, name: str, entry: Entry) -> None:
         """Read this rank's part of one tensor. Raises CheckpointError naming it."""
         self._proceed()
-        if _is_redundant(name, self._layout.config):
+        if not self._demanded.takes(name, entry.dtype, entry.shape):
             return
-        if name not in self._shapes or name in self._weights:
+        if name in self._weights:
             raise TensorUnexpected(name)
-        if entry.shape != self._shapes[name]:
-            raise TensorMismatch(name, f"of shape {self._shapes[name]}", f"{entry.shape}")
-        if entry.dtype not in _LOADABLE:
-            raise TensorMismatch(name, "a plain floating point tensor", _type_name(entry.dtype))
         part = file.tensor(entry, self._layout.cut(name)).to(torch.float32)
         # Each rank looks at its own part: together they have looked at every element.
         if self._check_finite and not bool(torch.isfinite(part).all()):
@@ -117,18 +72,4 @@ class Collected:
 
     def complete(self) -> dict[str, Tensor]:
         """In the order of the configuration. Raises TensorMissing."""
-        for name in self._shapes:
-            if name not in self._weights:
-                raise TensorMissing(name)
-        return {name: self._weights[name] for name in self._shapes}
-
-
-def _is_redundant(name: str, config: ModelConfig) -> bool:
-    if name == LM_HEAD:
-        return config.tie_word_embeddings
-    return name.endswith(_DERIVED_SUFFIXES)
-
-
-def _type_name(dtype: str) -> str:
-    """The format's word for a type in torch's, where there is one."""
-    return {"I": "int", "U": "uint"}.get(dtype[:1], dtype[:1]) + dtype[1:]
+        return {name: self._weights[name] for name in self._demanded.complete(self._weights)}

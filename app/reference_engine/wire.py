@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, get_args, get_origin, get_type_hints
 
-from app.reference_engine import change_orders, messages
+from app.reference_engine import change_orders, messages, transfer_messages
 from app.reference_engine.limits import CoreSettings
 
 HEADER = struct.Struct("!I")
@@ -49,6 +49,8 @@ _TYPES: dict[str, type] = {
         *get_args(messages.Order),
         *get_args(messages.Result),
         *get_args(messages.Report),
+        *get_args(transfer_messages.TransferOrder),
+        *get_args(transfer_messages.TransferReport),
         *_OTHERS,
     )
 }

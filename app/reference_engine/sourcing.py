@@ -1,0 +1,226 @@
+"""Where the new weights of one order are: found once for all ranks, and cleared away at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from app.domain.kinds import TensorDtype
+from app.domain.operation import Progress
+from app.domain.weight_sources import (
+    DiskWeights,
+    DistributedWeights,
+    InlineTensor,
+    InlineWeights,
+    SharedMemoryWeights,
+    TensorSpec,
+    WeightSource,
+)
+from app.enginekit.runtime import Order, RuntimeFault
+from app.reference_engine import change_orders as c
+from app.reference_engine import sources
+from app.reference_engine.demanded import Demanded
+from app.reference_engine.engine import Engine
+from app.reference_engine.errors import (
+    CheckpointError,
+    RankLost,
+    SourceRefused,
+    TransferFailed,
+)
+from app.reference_engine.transfer import transfer_by
+from app.reference_engine.transfer_messages import GroupBackend, JoinGroup
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Source = c.DiskSource | c.SharedSource
+
+# Shorter than what the ranks' own deadline for a preparation is.
+_LONGEST_TRANSFER_S = 1500.0
+_MARGIN_S = 1.0
+_SAFETENSORS = {
+    TensorDtype.FLOAT64: "F64",
+    TensorDtype.FLOAT32: "F32",
+    TensorDtype.FLOAT16: "F16",
+    TensorDtype.BFLOAT16: "BF16",
+    TensorDtype.FLOAT8_E4M3FN: "F8_E4M3",
+    TensorDtype.FLOAT8_E5M2: "F8_E5M2",
+    TensorDtype.INT64: "I64",
+    TensorDtype.INT32: "I32",
+    TensorDtype.INT16: "I16",
+    TensorDtype.INT8: "I8",
+    TensorDtype.UINT8: "U8",
+    TensorDtype.BOOL: "BOOL",
+}
+
+
+class Sourcing:
+    """``wanted`` as the order says it. Nothing happens before the first call of ``source``."""
+
+    def __init__(
+        self, wanted: WeightSource, order: Order, engine: Engine, policy: sources.SourcePolicy
+    ) -> None:
+        self._wanted = wanted
+        self._order = order
+        self._engine = engine
+        self._policy = policy
+        self._own: c.SharedSource | None = None
+        self._work: asyncio.Task[Source] | None = None
+
+    async def source(self, rank: int) -> Source:
+        """For that rank, and the same for all. Raises RuntimeFault.
+
+        Shielded: a thread goes on when its caller is cancelled, and what it leaves in shared memory
+        has to be known to ``discard``.
+        """
+        if self._work is None:
+            self._work = asyncio.create_task(self._found(), name="find weights")
+        try:
+            return await asyncio.shield(self._work)
+        except (SourceRefused, CheckpointError) as error:
+            raise RuntimeFault("SOURCE_REFUSED", str(error)) from error
+        except OSError as error:
+            raise RuntimeFault("SOURCE_UNREADABLE", error.strerror or "not readable") from error
+        except TransferFailed as error:
+            raise RuntimeFault("TRANSFER_FAILED", str(error), retryable=True) from error
+        except RankLost as error:
+            lost = RankLost((rank,), self._engine.lost.get(rank, error.cause))
+            raise RuntimeFault("RANK_LOST", str(lost)) from error
+
+    async def discard(self) -> None:
+        """Stop what still goes on, and remove what was put into shared memory; safe to repeat."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait({self._work})
+            if not self._work.cancelled():
+                self._work.exception()  # `source` has told of it
+        if self._own is not None:
+            own, self._own = self._own, None
+            try:
+                await asyncio.to_thread(sources.discard, own)
+            except OSError:
+                log.exception("a segment of tensors is left behind: %s", own.path)
+
+    async def _found(self) -> Source:
+        match self._wanted:
+            case DistributedWeights() as group:
+                return await self._unless_lost(self._received(group))
+            case InlineWeights(tensors=tensors):
+                carried = [_carried(one) for one in tensors]
+                return await self._make(lambda: self._policy.inline(carried))
+            case wanted:
+                return await asyncio.to_thread(_resolve, self._policy, wanted)
+
+    async def _make(self, segment: Callable[[], c.SharedSource]) -> c.SharedSource:
+        """In a thread, which a cancellation does not stop: it is waited for, or what it makes
+        would be nobody's."""
+        making = asyncio.ensure_future(asyncio.to_thread(segment))
+        try:
+            self._own = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await asyncio.wait({making})
+            if making.exception() is None:
+                self._own = making.result()
+            raise
+        return self._own
+
+    async def _received(self, group: DistributedWeights) -> c.SharedSource:
+        """Every tensor is checked by what the order says of it before the group is joined."""
+        tensors = [_shared(spec, 0) for spec in group.tensors]
+        for one in tensors:
+            if 0 in one.shape:
+                raise SourceRefused(f"tensor {one.name!r} is empty")
+        forms = {one.name: (one.dtype, one.shape) for one in tensors}
+        Demanded(self._engine.config).check(forms)
+        address = await asyncio.to_thread(self._policy.rendezvous, group.address, group.port)
+        give_up_at = self._give_up_at()
+        sizes = [spec.size_bytes for spec in group.tensors]
+        own = await self._make(lambda: self._policy.room(tensors, sizes))
+        join = JoinGroup(
+            backend=GroupBackend(group.backend.value),
+            address=address,
+            port=group.port,
+            world_size=group.world_size,
+            rank_offset=group.rank_offset,
+            source_rank=group.source_rank,
+            group=group.group,
+            ranks=len(self._engine.ranks),
+            patience_s=_LONGEST_TRANSFER_S,
+        )
+        self._tell("joining", 0)
+        async with transfer_by(join) as transfer:
+            await transfer.join(give_up_at)
+            self._tell("receiving", 0)
+            await transfer.receive(
+                own.path,
+                own.tensors,
+                give_up_at,
+                lambda count: self._tell("receiving", count),
+            )
+        return own
+
+    def _tell(self, phase: str, done: int) -> None:
+        if isinstance(self._wanted, DistributedWeights):
+            total = len(self._wanted.tensors)
+            self._order.report(Progress(phase, done=done, total=total, unit="tensors"))
+
+    def _give_up_at(self) -> float:
+        """Before the kit interrupts the order without knowing what it waits for."""
+        now = asyncio.get_running_loop().time()
+        left = min(self._order.deadline_at - now, _LONGEST_TRANSFER_S)
+        return now + left - min(_MARGIN_S, left / 10)
+
+    async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T:
+        """The work's result. Raises RankLost as soon as a rank is lost: it would be received for
+        nobody."""
+        task = asyncio.ensure_future(work)
+        lost = asyncio.ensure_future(self._engine.until_lost())
+        try:
+            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise RankLost(self._engine.blamed, "while new weights were received")
+        finally:
+            for one in (task, lost):
+                one.cancel()
+            await asyncio.wait({task, lost})
+
+
+def _resolve(policy: sources.SourcePolicy, wanted: WeightSource) -> Source:
+    """Blocks. Raises SourceRefused, CheckpointError or OSError."""
+    match wanted:
+        case DiskWeights(path=path, digests=digests):
+            return policy.disk(path, {one.name: one.sha256 for one in digests})
+        case SharedMemoryWeights():
+            tensors = [_shared(one.spec, one.offset_bytes) for one in wanted.tensors]
+            found = policy.shared(wanted.object_name, tensors)
+            _check_segment(found, wanted)
+            return found
+    raise SourceRefused(f"weights from {wanted.kind.value} are not offered")
+
+
+def _shared(spec: TensorSpec, offset: int) -> c.SharedTensor:
+    return c.SharedTensor(spec.name, _SAFETENSORS[spec.dtype], spec.shape, offset)
+
+
+def _carried(one: InlineTensor) -> sources.InlineTensor:
+    if one.data is None:
+        raise SourceRefused(f"the content of tensor {one.spec.name!r} did not come with the order")
+    spec = one.spec
+    return sources.InlineTensor(spec.name, _SAFETENSORS[spec.dtype], spec.shape, one.data)
+
+
+def _check_segment(found: c.SharedSource, wanted: SharedMemoryWeights) -> None:
+    """Against mistakes, not against its writer: who may write to it owns this process."""
+    with open(os.open(found.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as segment:
+        size = os.fstat(segment.fileno()).st_size
+        if size != wanted.size_bytes:
+            raise SourceRefused(f"the segment has {size} bytes, not {wanted.size_bytes}")
+        if wanted.sha256 is None:
+            return
+        sha256 = hashlib.file_digest(segment, "sha256").hexdigest()
+        if sha256 != wanted.sha256:
+            raise SourceRefused(f"the segment's sha256 is {sha256}")
