@@ -60,6 +60,22 @@ def conformance(
     weights: Annotated[
         str | None, typer.Option(help="Weights that the engine can load, as its host sees them.")
     ] = None,
+    weights_copy: Annotated[
+        Path | None,
+        typer.Option(help="The same weights here; default: --weights, where it can be read here."),
+    ] = None,
+    scratch: Annotated[
+        Path | None,
+        typer.Option(help="Folder below the engine's allowed roots, for damaged weights."),
+    ] = None,
+    shared_memory_prefix: Annotated[
+        str | None,
+        typer.Option(help="Of the engine's segments, for weights in this machine's memory."),
+    ] = None,
+    refused_token: Annotated[
+        list[str] | None,
+        typer.Option(help="WHAT=FILE: a token that must not be taken; may be repeated."),
+    ] = None,
     case: Annotated[
         list[str] | None, typer.Option(help="Only these; `retry.*` works; may be repeated.")
     ] = None,
@@ -85,6 +101,7 @@ def conformance(
     from app.conformance.connection import Listener
     from app.conformance.hook import CommandHook
     from app.conformance.page import listing
+    from app.conformance.placing import Places
     from app.conformance.report import document, line, summary
     from app.conformance.report import junit as junit_of
     from app.conformance.suite import run
@@ -111,6 +128,9 @@ def conformance(
             hook=CommandHook(fault_hook) if fault_hook is not None else None,
             destructive=destructive,
             weights=weights,
+            weights_copy=_copy(weights, weights_copy),
+            places=Places(scratch=_folder(scratch), shared_prefix=shared_memory_prefix),
+            refused_tokens=tuple(_labelled(one) for one in refused_token or ()),
             patience_s=patience,
         )
     except ValueError as error:
@@ -146,6 +166,30 @@ def _token(given: str | None, file: Path | None) -> str | None:
     if file is not None:
         given = _read(file).decode("ascii", "replace").strip()
     return None if given is None else plain(given)
+
+
+def _labelled(given: str) -> tuple[str, str]:
+    label, equals, file = given.partition("=")
+    if not (label and equals and file):
+        raise usage("--refused-token takes WHAT=FILE")
+    token = _token(None, Path(file))
+    assert token is not None
+    return label, token
+
+
+def _copy(weights: str | None, copy: Path | None) -> Path | None:
+    if copy is not None and not copy.exists():
+        raise usage(f"{copy} is not there")
+    if copy is None and weights is not None and Path(weights).exists():
+        return Path(weights)
+    return copy
+
+
+def _folder(path: Path | None) -> Path | None:
+    if path is not None and not path.is_dir():
+        raise usage(f"{path} is no folder")
+    # The engine is told of it by name, and need not have been started where this command was.
+    return None if path is None else path.resolve()
 
 
 def _tls(

@@ -77,8 +77,12 @@ class Orders:
 
     def update(self, path: str, **fields: Any) -> pb.UpdateWeightsRequest:
         """From disk, pausing and resuming by itself."""
-        mode = (*self._profile.pause_modes, pb.PAUSE_MODE_DRAIN)[0]
         fields.setdefault("disk", pb.DiskWeights(path=path))
+        return self.load(**fields)
+
+    def load(self, **fields: Any) -> pb.UpdateWeightsRequest:
+        """An update from the source that a field names."""
+        mode = (*self._profile.pause_modes, pb.PAUSE_MODE_DRAIN)[0]
         fields.setdefault("idempotency_key", self._new_key())
         fields.setdefault("weight_version", f"{fields['idempotency_key']}-weights")
         fields.setdefault("cache_policy", (*self._profile.cache_policies, pb.CACHE_POLICY_FLUSH)[0])

@@ -13,6 +13,10 @@ _WORDS = {
     Need.HOOK: "fault hook",
     Need.DESTRUCTIVE: "`--destructive`",
     Need.CREDENTIAL: "token",
+    Need.WEIGHTS: "weights",
+    Need.COPY: "copy of the weights",
+    Need.SCRATCH: "scratch folder",
+    Need.SHARED: "shared memory prefix",
 }
 
 

@@ -15,6 +15,11 @@ from app.rpc.openengine.v1 import admin_pb2
 
 Event = admin_pb2.AdminOperationEvent
 TERMINAL = ("completed", "failed", "cancelled")
+_OF_THE_TRANSPORT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,12 @@ class Refusal:
 
     def __str__(self) -> str:
         return f"{self.code.name} {self.reason} ({self.message})"
+
+    @property
+    def of_transport(self) -> bool:
+        """What a connection says, or a client to itself; an engine says it too, but then with
+        ErrorInfo."""
+        return self.code in _OF_THE_TRANSPORT and not self.info
 
 
 def refusal_of(method: str, error: grpc.aio.AioRpcError) -> Refusal:

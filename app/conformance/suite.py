@@ -14,7 +14,8 @@ import grpc
 from app.conformance.case import Case, Need, NotApplicable, NotHeld, Verdict
 from app.conformance.client import brief
 from app.conformance.report import Finding, Report
-from app.conformance.trial import Options, Trial, Unsettled, opened
+from app.conformance.trial import Options, Trial, opened
+from app.conformance.way_back import SomebodyElse, Unsettled
 
 
 def _run_id() -> str:
@@ -50,10 +51,13 @@ async def run_suite(
                 try:
                     await trial.settle()
                 except (Unsettled, grpc.aio.AioRpcError) as unsettled:
-                    note(finding if finding.verdict is Verdict.FAIL else _left(case, unsettled))
-                    for rest in cases[index + 1 :]:
-                        note(_not_tried(rest, case))
-                    break
+                    if finding.verdict is not Verdict.FAIL:
+                        finding = _left(case, unsettled)
+                    if not await _mended(trial, unsettled):
+                        note(finding)
+                        for rest in cases[index + 1 :]:
+                            note(_not_tried(rest, case))
+                        break
                 note(finding)
     except Unsettled as unsettled:
         left = str(unsettled)
@@ -90,7 +94,23 @@ def _given(need: Need, options: Options) -> bool:
         Need.HOOK: options.hook is not None,
         Need.DESTRUCTIVE: options.destructive,
         Need.CREDENTIAL: options.admin.token is not None,
+        Need.WEIGHTS: options.weights is not None,
+        Need.COPY: options.weights_copy is not None,
+        Need.SCRATCH: options.places.scratch is not None,
+        Need.SHARED: options.places.shared_prefix is not None,
     }[need]
+
+
+async def _mended(trial: Trial, unsettled: Exception) -> bool:
+    """Whether a restart helps an engine that cannot be brought back otherwise."""
+    if trial.options.hook is None or isinstance(unsettled, SomebodyElse):
+        return False
+    trial.broken = True
+    try:
+        await trial.settle()
+    except (Unsettled, grpc.aio.AioRpcError):
+        return False
+    return True
 
 
 def _left(case: Case, unsettled: Exception) -> Finding:

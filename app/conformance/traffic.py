@@ -36,6 +36,7 @@ class Generation:
         self.asked = asked
         self.tokens = 0
         self.text = ""
+        self.ids: list[int] = []
         self.end: str | None = None
         self.refusal: Refusal | None = None
         self.began_at: float | None = None
@@ -54,6 +55,7 @@ class Generation:
                     case "token":
                         self.tokens += max(1, len(response.token.tokens))
                         self.text += response.token.text
+                        self.ids += [one.token_id for one in response.token.tokens]
                     case "finished":
                         reason = named(generation_pb2.FinishReason, response.finished.reason)
                         end = reason.removeprefix("FINISH_REASON_")

@@ -7,23 +7,27 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
 
 from app.conformance.case import NotApplicable, NotHeld, expect
-from app.conformance.client import Client, Stream, brief, completed_of
+from app.conformance.client import Client, Stream, brief
 from app.conformance.connection import Listener
 from app.conformance.hook import FaultHook, HookFailed
 from app.conformance.orders import Kind, Orders, name_of, named
+from app.conformance.placing import Places
 from app.conformance.record import Record, Refusal
+from app.conformance.stock import Stock
 from app.conformance.traffic import Generation, Traffic, too_short
+from app.conformance.way_back import Unsettled, WayBack, why_not_begun
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import server_pb2
 
 # How long the requests last that orders are given in the midst of, and that run to their end.
 IN_THE_MIDST_S = 2.0
-_LONG_S = 60.0
+LONG_S = 60.0
 _BEGINS_S = 5.0
 
 
@@ -36,12 +40,11 @@ class Options:
     hook: FaultHook | None = None
     destructive: bool = False
     weights: str | None = None  # a path that the engine can load from disk
+    weights_copy: Path | None = None  # the same, where this process can read them
+    places: Places = field(default_factory=Places)
+    refused_tokens: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # label and token
     patience_s: float = 60.0
     secrets: tuple[str, ...] = field(default=(), repr=False)
-
-
-class Unsettled(Exception):
-    """The engine is not as it was found, and cannot be brought back."""
 
 
 class TargetRefused(Exception):
@@ -62,16 +65,20 @@ class Trial:
         self.canary = f"canary-{run_id}-not-to-be-repeated"
         tokens = (options.admin.token, options.inference.token if options.inference else None)
         secrets = {*(token for token in tokens if token), self.canary, *options.secrets}
+        secrets |= {token for _, token in options.refused_tokens}
         self.record = Record(secrets)
         self._keys = 0
         self._clients: list[Client] = []
         self.client = self.connect()
         self._traffic: Traffic | None = None
         self.broken = False  # a fault was made that only a restart mends
+        self.altered = False  # other weights than those given may be loaded
         self.running_limit = 0  # requests; 0: discovery does not say
         self.start = pb.AdminProfile()
         self.profile = pb.AdminProfile()
         self.orders = Orders(self.profile, self.key)
+        self.stock = Stock(self)
+        self._way_back = WayBack(self)
 
     def connect(self) -> Client:
         """A further client, with a connection of its own."""
@@ -85,22 +92,15 @@ class Trial:
         if isinstance(answer, Refusal):
             away = answer.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
             raise TargetRefused(f"GetAdminProfile: {answer}", answered=answer.info or not away)
-        if answer.state.admission != pb.ADMISSION_STATE_OPEN:
-            state = named(pb.AdmissionState, answer.state.admission)
-            raise TargetRefused(
-                f"admission is {state}: the suite lifts no pause but its own; resume first"
-            )
-        if answer.state.open_operations:
-            raise TargetRefused("an operation is running on this engine; wait for its end")
-        if answer.state.released:
-            raise TargetRefused("resources are released; restore them first")
+        if (line := why_not_begun(answer)) is not None:
+            raise TargetRefused(line)
         self.start = answer
-        self._know(answer)
+        self.know(answer)
         info = await self.client.of_control("GetServerInfo", server_pb2.GetServerInfoRequest())
         if not isinstance(info, Refusal):
             self.running_limit = info.capacity.max_running_requests
 
-    def _know(self, profile: pb.AdminProfile) -> None:
+    def know(self, profile: pb.AdminProfile) -> None:
         self.profile = profile
         self.orders = Orders(profile, self.key)
 
@@ -193,7 +193,7 @@ class Trial:
         Raises NotApplicable when requests end too soon for that.
         """
         self.require_pauses(pb.PAUSE_MODE_DRAIN)
-        async with self.traffic.running(_LONG_S) as generation:
+        async with self.traffic.running(LONG_S) as generation:
             stream = self.client.send(self.orders.pause(pb.PAUSE_MODE_DRAIN, **fields))
             first = await stream.first()
             await self.until_draining(generation)
@@ -242,7 +242,7 @@ class Trial:
         while True:
             answer = await self.client.ask(pb.GetAdminProfileRequest())
             if not isinstance(answer, Refusal):
-                self._know(answer)
+                self.know(answer)
                 return self.profile
             self.record.overlook()
             if loop.time() > until:
@@ -258,62 +258,9 @@ class Trial:
         if self._traffic is not None:
             self._traffic.hang_up()
         try:
-            if self.broken and self.options.hook is not None:
-                await self.restart()
-            await self._until_quiet()
-            # In this order: nothing can be resumed while something is released.
-            await self._restore_own_release()
-            await self._lift_own_pause()
-            profile = await self.client.profile()
+            await self._way_back.take()
         except NotHeld as failed:
             raise Unsettled(str(failed)) from failed
-        self._know(profile)
-        if profile.state.admission != pb.ADMISSION_STATE_OPEN or profile.state.released:
-            raise Unsettled(f"the engine's state is {brief(profile.state)}")
-
-    async def _until_quiet(self) -> None:
-        """Until nothing of this run is open; what can be cancelled is."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self.patience_s
-        asked: set[str] = set()
-        while True:
-            profile = await self.client.profile()
-            own = [o for o in profile.state.open_operations if self._own(o.idempotency_key)]
-            if not own:
-                return
-            for operation in own:
-                if operation.operation_id not in asked:
-                    asked.add(operation.operation_id)
-                    await self.client.ask(
-                        pb.CancelAdminOperationRequest(operation_id=operation.operation_id)
-                    )
-            if loop.time() > until:
-                raise NotHeld("operations to end", brief(profile.state))
-            await asyncio.sleep(0.02)
-
-    async def _lift_own_pause(self) -> None:
-        profile = await self.client.profile()
-        pause = profile.state.pause
-        if profile.state.admission != pb.ADMISSION_STATE_PAUSED:
-            return
-        if profile.state.HasField("pause") and not self._own_pause(pause):
-            raise Unsettled("somebody else has paused the engine meanwhile; that pause stays")
-        completed_of(await self.client.told(self.orders.resume(pause.epoch or profile.pause_epoch)))
-
-    async def _restore_own_release(self) -> None:
-        profile = await self.client.profile()
-        if profile.state.released and not self.start.state.released:
-            restore = self.orders.restore(
-                profile.release_epoch, resources=list(profile.state.released)
-            )
-            completed_of(await self.client.told(restore))
-
-    def _own(self, key: str) -> bool:
-        return key.startswith(self.prefix)
-
-    def _own_pause(self, pause: pb.PauseStatus) -> bool:
-        ids = {event.operation_id for told in self.record.told for event in told.events}
-        return self._own(pause.idempotency_key) or pause.operation_id in ids
 
 
 def state_of(profile: pb.AdminProfile) -> dict[str, Any]:

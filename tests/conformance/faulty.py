@@ -12,6 +12,7 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from app.enginekit.state import EngineState
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from tests.conformance.paced_engine import PacedEngine
 from tests.doubles.engine import EngineDouble
@@ -46,6 +47,11 @@ class Fault(grpc.aio.ServerInterceptor):
         assert self.double is not None
         assert isinstance(self.double.engine, PacedEngine)
         return self.double.engine
+
+    @property
+    def state(self) -> EngineState:
+        assert self.double is not None
+        return self.double.server._running().state
 
     # ---- what a fault changes ----
 

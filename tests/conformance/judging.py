@@ -10,9 +10,12 @@ from typing import Any
 from app.conformance.case import Verdict
 from app.conformance.catalogue import catalogue, chosen
 from app.conformance.connection import Listener
+from app.conformance.placing import Places
 from app.conformance.report import Report
 from app.conformance.suite import run_suite
+from app.conformance.tensors import written
 from app.conformance.trial import Options
+from tests.conformance.complete_engine import PREFIX, CompleteEngine, weights_of
 from tests.conformance.paced_engine import InProcessHook, PacedEngine
 from tests.doubles.engine import EngineDouble, running_engine
 
@@ -64,3 +67,29 @@ def failures(report: Report) -> list[str]:
 
 def reasons(report: Report, ids: Sequence[str]) -> dict[str, str]:
     return {finding.case.id: finding.why for finding in report.findings if finding.case.id in ids}
+
+
+@asynccontextmanager
+async def complete_engine(
+    folder: Path, *, engine: type[CompleteEngine] = CompleteEngine, **settings: Any
+) -> AsyncIterator[tuple[EngineDouble, dict[str, Any]]]:
+    """With the options that let the suite load weights. The weights it is given are others than
+    those it begins with."""
+    root = folder / "weights"
+    given, scratch = root / "next", root / "scratch"
+    for below in (given, scratch):
+        below.mkdir(parents=True)
+    (given / "model.safetensors").write_bytes(written(weights_of(2)))
+
+    def make() -> CompleteEngine:
+        made = engine(world_size=2)
+        made.root = root
+        return made
+
+    options = {
+        "weights": str(given),
+        "weights_copy": given,
+        "places": Places(scratch=scratch, shared_prefix=PREFIX),
+    }
+    async with paced_engine(folder / "engine", make_engine=make, **settings) as double:
+        yield double, options

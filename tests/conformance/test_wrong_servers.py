@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.conformance.case import Verdict
 from app.conformance.catalogue import catalogue
 from app.conformance.connection import Listener
-from tests.conformance.faulty import Fault
-from tests.conformance.judging import ids_of, judged, options_for, paced_engine, reasons
-from tests.conformance.whole_engine import WEIGHTS, WholeEngine
+from tests.conformance.complete_engine import CompleteEngine
+from tests.conformance.judging import (
+    complete_engine,
+    ids_of,
+    judged,
+    options_for,
+    paced_engine,
+    reasons,
+)
 from tests.conformance.wrong_servers import WRONG_SERVERS, WrongServer
 
 pytestmark = pytest.mark.anyio
@@ -20,16 +28,22 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.parametrize("wrong", WRONG_SERVERS, ids=lambda wrong: wrong.name)
 async def test_it_is_caught(wrong: WrongServer, tmp_path: Path) -> None:
     fault = wrong.fault()
-    async with paced_engine(
-        tmp_path, make_engine=lambda: wrong.engine(world_size=2), interceptors=[fault]
-    ) as double:
+    async with AsyncExitStack() as stack:
+        given: dict[str, Any] = {}
+        if issubclass(wrong.engine, CompleteEngine):
+            complete = complete_engine(tmp_path, engine=wrong.engine, interceptors=[fault])
+            double, given = await stack.enter_async_context(complete)
+        else:
+            made = paced_engine(
+                tmp_path, make_engine=lambda: wrong.engine(world_size=2), interceptors=[fault]
+            )
+            double = await stack.enter_async_context(made)
         fault.double = double
         options = options_for(
             double,
             admin=Listener(address=double.admin_address, token=wrong.token),
             patience_s=wrong.patience_s,
-            # These pretend, and remember nothing over a restart.
-            **({"hook": None, "weights": WEIGHTS} if isinstance(fault, WholeEngine) else {}),
+            **given,
         )
         for id_ in wrong.caught_by:
             report = await judged(options, id_)
@@ -47,20 +61,3 @@ def test_every_case_can_fail() -> None:
     ids = {case.id for case in catalogue()}
     assert caught <= ids
     assert ids - caught == NOT_SHOWN
-
-
-async def test_nothing_is_caught_where_nothing_is_wrong(tmp_path: Path) -> None:
-    """The faults sit in an interceptor, which by itself changes nothing."""
-    everything = sorted(
-        {
-            id_
-            for wrong in WRONG_SERVERS
-            for id_ in wrong.caught_by
-            if not issubclass(wrong.fault, WholeEngine)
-        }
-    )
-    fault = Fault()
-    async with paced_engine(tmp_path, interceptors=[fault]) as double:
-        fault.double = double
-        report = await judged(options_for(double), *everything)
-    assert not ids_of(report, Verdict.FAIL), reasons(report, everything)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from app.conformance.placing import Way
+from tests.conformance.complete_engine import CompleteEngine
 from tests.conformance.faulty import Fault
 from tests.conformance.paced_engine import PacedEngine
 from tests.conformance.wrong_answers import (
@@ -97,19 +99,38 @@ from tests.conformance.wrong_streams import (
     TerminalNotLast,
     WrongKind,
 )
-from tests.conformance.wrong_whole import (
+from tests.conformance.wrong_weights import (
+    AnyNames,
+    AnyNumber,
+    AnySegment,
+    AnyShape,
+    AnyType,
+    CountsNoUpdates,
     EvidenceOfOneRank,
+    EvidenceOfTheVersion,
+    FillsWithZeros,
+    FollowsLinks,
     IgnoresDigests,
+    KeepsInSilence,
+    LoadsForShow,
+    LoadsNothing,
+    LosesTheOld,
+    NoEvidenceOfTensors,
+    NotAtomic,
+    PadsTensors,
+    ReadsAnyPath,
+    ReadsSomethingElse,
+    UpdateEndsRequests,
+    UpdateLosesRequests,
+    UpdateNeedsNoPause,
+    UpdateResumes,
+    UpdateSparesRequests,
+)
+from tests.conformance.wrong_whole import (
     IgnoresLimit,
     ManyProfiles,
-    NotAtomic,
     ProfileOfOneRank,
-    ProfilesAgain,
-    ReadsAnyPath,
-    ReconfiguresAlways,
-    ReleaseKeepsServing,
     ReleaseOfOneRank,
-    ReleasesAgain,
     RestoreLosesContent,
     RestoresAnyEpoch,
     ResumesWhileReleased,
@@ -139,6 +160,10 @@ def _wrong(fault: type[Fault], *caught_by: str, **more: Any) -> WrongServer:
 
 def _broken(engine: type[PacedEngine], *caught_by: str, **more: Any) -> WrongServer:
     return WrongServer(caught_by=caught_by, engine=engine, **more)
+
+
+def _of_each_way(damage: str) -> tuple[str, ...]:
+    return tuple(f"update.{way.value}-{damage}" for way in Way)
 
 
 SOON = 2.0
@@ -252,20 +277,49 @@ WRONG_SERVERS: tuple[WrongServer, ...] = (
     _wrong(SomeRank, "rank.killed", "rank.killed-while-draining", "rank.stopped"),
     _wrong(StaysBroken, "rank.recovers"),
     _broken(ServesWithoutARank, "rank.killed"),
-    _wrong(ReleaseKeepsServing, "release.round"),
-    _wrong(ReleaseOfOneRank, "release.round"),
-    _wrong(ReleasesAgain, "release.repeated"),
-    _wrong(RestoresAnyEpoch, "release.epoch"),
-    _wrong(ResumesWhileReleased, "release.no-resume"),
-    _wrong(RestoreLosesContent, "release.answers-as-before"),
-    _wrong(NotAtomic, "update.nowhere", "update.allowed-roots", "update.damaged"),
-    _wrong(ReadsAnyPath, "update.nowhere", "update.allowed-roots"),
-    _wrong(IgnoresDigests, "update.damaged"),
-    _wrong(EvidenceOfOneRank, "update.version-moves-with-success"),
-    _wrong(ProfileOfOneRank, "profiling.round"),
-    _wrong(ManyProfiles, "profiling.one-at-a-time"),
-    _wrong(ProfilesAgain, "profiling.retry"),
-    _wrong(StopsAnyProfile, "profiling.unknown"),
-    _wrong(ReconfiguresAlways, "reconfigure.same"),
-    _wrong(IgnoresLimit, "reconfigure.limit"),
+    _wrong(AlwaysServing, "release.round", engine=CompleteEngine),
+    _broken(ReleaseOfOneRank, "release.round"),
+    _wrong(AlwaysChanged, "release.repeated", "reconfigure.same", engine=CompleteEngine),
+    _wrong(RestoresAnyEpoch, "release.epoch", engine=CompleteEngine),
+    _wrong(ResumesWhileReleased, "release.no-resume", engine=CompleteEngine),
+    _broken(RestoreLosesContent, "release.answers-as-before"),
+    _broken(NotAtomic, "update.nowhere", "update.allowed-roots", "update.damaged"),
+    _broken(ReadsSomethingElse, "update.nowhere", "update.disk-truncated"),
+    _broken(ReadsAnyPath, "update.allowed-roots", "update.links"),
+    _broken(FollowsLinks, "update.links"),
+    _broken(AnySegment, "update.foreign-segment"),
+    _broken(IgnoresDigests, "update.damaged"),
+    _broken(EvidenceOfOneRank, "update.version-moves-with-success"),
+    _broken(NoEvidenceOfTensors, "update.inline", "update.shared-memory"),
+    _broken(EvidenceOfTheVersion, "update.evidence"),
+    _broken(LoadsNothing, "update.evidence", "update.is-what-answers"),
+    _broken(LoadsForShow, "update.is-what-answers"),
+    _wrong(ForgetsKeys, "update.retry", "profiling.retry", engine=CompleteEngine),
+    _broken(AnyNames, *_of_each_way("wrong-name")),
+    _broken(AnyShape, *_of_each_way("wrong-shape")),
+    _broken(AnyType, *_of_each_way("wrong-type")),
+    _broken(AnyNumber, *_of_each_way("not-finite")),
+    _broken(FillsWithZeros, *_of_each_way("missing-tensor")),
+    _broken(FillsWithZeros, "update.disk-truncated", "update.shared-memory-truncated"),
+    _wrong(PadsTensors, "update.inline-truncated", engine=CompleteEngine),
+    _broken(LosesTheOld, *_of_each_way("wrong-shape")),
+    _wrong(UpdateResumes, "update.under-pause", "update.leaves-a-pause", engine=CompleteEngine),
+    _wrong(UpdateNeedsNoPause, "update.under-pause", engine=CompleteEngine),
+    _wrong(UpdateEndsRequests, "update.drain-lets-finish", engine=CompleteEngine),
+    _wrong(UpdateSparesRequests, "update.abort-ends", engine=CompleteEngine, patience_s=SOON),
+    _wrong(UpdateLosesRequests, "update.keep-continues", engine=CompleteEngine),
+    _wrong(
+        AnyDeadline,
+        "update.deadline",
+        "update.nobody-joins",
+        engine=CompleteEngine,
+        patience_s=2 * SOON,
+    ),
+    _wrong(CancelLies, "update.cancel", engine=CompleteEngine, patience_s=SOON),
+    _wrong(CountsNoUpdates, "update.counts-since-flush", engine=CompleteEngine),
+    _wrong(KeepsInSilence, "update.counts-since-flush", engine=CompleteEngine),
+    _broken(ProfileOfOneRank, "profiling.round"),
+    _wrong(ManyProfiles, "profiling.one-at-a-time", engine=CompleteEngine),
+    _wrong(StopsAnyProfile, "profiling.unknown", engine=CompleteEngine),
+    _wrong(IgnoresLimit, "reconfigure.limit", engine=CompleteEngine),
 )

@@ -1,115 +1,71 @@
-"""Wrong about releases, updates, profiles and reconfiguration."""
+"""Wrong about releases, profiles and reconfiguration."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import grpc
+
+from app.domain.commands import RestoreResources
+from app.domain.kinds import ResourceKind
+from app.enginekit.runtime import Order, ProfileArtifact, RankBytes
 from app.rpc.openengine.v1 import admin_pb2 as pb
-from tests.conformance.whole_engine import WEIGHTS, WholeEngine
+from tests.conformance.complete_engine import CompleteEngine
+from tests.conformance.faulty import Event, Fault, Forged, kind_of
 
 
-class ReleaseKeepsServing(WholeEngine):
-    def answered(self, method: str, request: Any, answer: Any) -> Any:
-        return answer if method == "Check" else super().answered(method, request, answer)
+class ReleaseOfOneRank(CompleteEngine):
+    def _memory(
+        self, kinds: tuple[ResourceKind, ...], *, given_back: bool
+    ) -> tuple[RankBytes, ...]:
+        return super()._memory(kinds, given_back=given_back)[: len(kinds)]
 
 
-class ReleaseOfOneRank(WholeEngine):
-    def _ReleaseResources(self, request: pb.ReleaseResourcesRequest) -> list[Any]:  # noqa: N802
-        events = super()._ReleaseResources(request)
-        del events[-1].completed.release_resources.memory[1:]
-        return events
+class RestoresAnyEpoch(Fault):
+    async def asked(self, method: str, request: Any) -> Any:
+        if method == "RestoreResources" and request.release_epoch:
+            request.release_epoch = self.state.journal.counters.release_epoch
+        return request
 
 
-class ReleasesAgain(WholeEngine):
-    def _ReleaseResources(self, request: pb.ReleaseResourcesRequest) -> list[Any]:  # noqa: N802
-        self.released = []
-        return super()._ReleaseResources(request)
+class ResumesWhileReleased(Fault):
+    async def refuse(self, method: str, request: Any, context: Any, status: Any) -> None:
+        if method != "Resume" or status.code is not grpc.StatusCode.FAILED_PRECONDITION:
+            await super().refuse(method, request, context, status)
+        for event in self.forged(method):
+            await context.write(event)
 
 
-class RestoresAnyEpoch(WholeEngine):
-    def _RestoreResources(self, request: pb.RestoreResourcesRequest) -> list[Any]:  # noqa: N802
-        if request.release_epoch:
-            request.release_epoch = self.release_epoch
-        return super()._RestoreResources(request)
+class RestoreLosesContent(CompleteEngine):
+    async def commit(self, order: Order, rank: int) -> None:
+        await super().commit(order, rank)
+        command = order.command
+        if isinstance(command, RestoreResources) and ResourceKind.WEIGHTS in command.resources:
+            self.accent = "ish"
 
 
-class ResumesWhileReleased(WholeEngine):
-    def _resume(self, request: Any) -> list[Any] | None:
-        self.closed = False
-        return self._completed("Resume", request, changed=True)
+class ProfileOfOneRank(CompleteEngine):
+    async def finish_profile(self, profile_id: str) -> tuple[ProfileArtifact, ...]:
+        return (await super().finish_profile(profile_id))[:1]
 
 
-class RestoreLosesContent(WholeEngine):
-    def _RestoreResources(self, request: pb.RestoreResourcesRequest) -> list[Any]:  # noqa: N802
-        if pb.RESOURCE_KIND_WEIGHTS in request.resources:
-            self.engine.accent = "ish"
-        return super()._RestoreResources(request)
+class ManyProfiles(Fault):
+    async def refuse(self, method: str, request: Any, context: Any, status: Any) -> None:
+        if method == "StartProfile" and status.code is grpc.StatusCode.FAILED_PRECONDITION:
+            raise Forged(pb.StartProfileResponse(profile_id="one-more"))
+        await super().refuse(method, request, context, status)
 
 
-class NotAtomic(WholeEngine):
-    """An update that fails leaves the new version behind."""
-
-    def _UpdateWeights(self, request: pb.UpdateWeightsRequest) -> list[Any]:  # noqa: N802
-        events = super()._UpdateWeights(request)
-        self.version = request.weight_version
-        return events
+class StopsAnyProfile(Fault):
+    async def refuse(self, method: str, request: Any, context: Any, status: Any) -> None:
+        if method == "StopProfile" and status.code is grpc.StatusCode.NOT_FOUND:
+            raise Forged(pb.StopProfileResponse(state=pb.PROFILE_STATE_READY))
+        await super().refuse(method, request, context, status)
 
 
-class ReadsAnyPath(WholeEngine):
-    def _UpdateWeights(self, request: pb.UpdateWeightsRequest) -> list[Any]:  # noqa: N802
-        if request.disk.path:
-            request.disk.path = WEIGHTS
-        return super()._UpdateWeights(request)
-
-
-class IgnoresDigests(WholeEngine):
-    def _UpdateWeights(self, request: pb.UpdateWeightsRequest) -> list[Any]:  # noqa: N802
-        del request.disk.digests[:]
-        return super()._UpdateWeights(request)
-
-
-class EvidenceOfOneRank(WholeEngine):
-    def _UpdateWeights(self, request: pb.UpdateWeightsRequest) -> list[Any]:  # noqa: N802
-        events = super()._UpdateWeights(request)
-        del events[-1].completed.update_weights.evidence[1:]
-        return events
-
-
-class ProfileOfOneRank(WholeEngine):
-    def _StopProfile(self, request: pb.StopProfileRequest) -> list[Any]:  # noqa: N802
-        answer = super()._StopProfile(request)
-        ended = self._operations[self.profile.operation_id]
-        del ended.completed.profile.artifacts[1:]
-        return answer
-
-
-class ManyProfiles(WholeEngine):
-    def _StartProfile(self, request: pb.StartProfileRequest) -> list[Any]:  # noqa: N802
-        self.running = None
-        return super()._StartProfile(request)
-
-
-class ProfilesAgain(WholeEngine):
-    async def instead(self, method: str, request: Any) -> list[Any] | None:
-        if method == "StartProfile":
-            self._requests.pop(request.idempotency_key, None)
-        return await super().instead(method, request)
-
-
-class StopsAnyProfile(WholeEngine):
-    def _StopProfile(self, request: pb.StopProfileRequest) -> list[Any]:  # noqa: N802
-        return [pb.StopProfileResponse(state=pb.PROFILE_STATE_READY)]
-
-
-class ReconfiguresAlways(WholeEngine):
-    def _ReconfigureServing(self, request: pb.ReconfigureServingRequest) -> list[Any]:  # noqa: N802
-        events = super()._ReconfigureServing(request)
-        events[-1].completed.changed = True
-        return events
-
-
-class IgnoresLimit(WholeEngine):
-    def _ReconfigureServing(self, request: pb.ReconfigureServingRequest) -> list[Any]:  # noqa: N802
-        events = super()._ReconfigureServing(request)
-        events[-1].completed.reconfigure_serving.max_running_requests = 32
-        return events
+class IgnoresLimit(Fault):
+    def told(self, method: str, request: Any, event: Event) -> Iterable[Event]:
+        if kind_of(event) == "completed" and method == "ReconfigureServing":
+            event.completed.reconfigure_serving.max_running_requests = 32
+        return (event,)

@@ -62,7 +62,8 @@ def _empty(trial: Trial) -> Iterator[Any]:
         yield orders.update("/nowhere", components=[])
         yield orders.update("/nowhere", pause=None)
     if offers(K.ADMIN_OPERATION_KIND_PROFILE):
-        yield orders.start_profile(duration_ms=None)
+        yield orders.start_profile(duration_ms=0)
+        yield orders.start_profile(steps=0)
         yield orders.stop_profile("")
     if offers(K.ADMIN_OPERATION_KIND_RECONFIGURE_SERVING):
         yield orders.reconfigure()

@@ -1,38 +1,21 @@
-"""Updating weights: on all ranks or on none."""
+"""Updating weights: what takes effect, and that it is what answers."""
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
+from contextlib import AbstractContextManager
+from pathlib import Path
+
 from app.conformance.case import Case, Need, NotApplicable, case, expect
-from app.conformance.client import brief, described, ends_with
-from app.conformance.orders import named
-from app.conformance.record import Told
+from app.conformance.client import completed_of
+from app.conformance.placing import Way
+from app.conformance.tensors import altered, files_of
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 
 _OUTSIDE = ("/", "/etc", "/proc/self", "/nowhere/../etc")
-
-
-def _require(trial: Trial) -> None:
-    trial.require(pb.ADMIN_OPERATION_KIND_UPDATE_WEIGHTS)
-    if pb.WEIGHT_SOURCE_KIND_DISK not in trial.profile.weight_sources:
-        raise NotApplicable("the profile does not offer updates from disk")
-
-
-async def _turned_away(trial: Trial, request: pb.UpdateWeightsRequest) -> Told:
-    """Refused or failed, and either way with the weights as they were."""
-    before = (await trial.client.profile()).state
-    told = await trial.client.told(request)
-    failed = told.refusal is not None or ends_with(told, "failed")
-    expect(failed, "the update to be refused or to fail", described(told))
-    after = (await trial.client.profile()).state
-    as_before = after.weights == before.weights
-    expect(as_before, f"weights {brief(before.weights)}", brief(after.weights))
-    expect(
-        after.admission == before.admission,
-        f"admission {named(pb.AdmissionState, before.admission)} as before",
-        named(pb.AdmissionState, after.admission),
-    )
-    return told
+_FOREIGN_PREFIX = "not-of-any-engine-"
 
 
 @case(
@@ -42,12 +25,8 @@ async def _turned_away(trial: Trial, request: pb.UpdateWeightsRequest) -> Told:
     Need.DESTRUCTIVE,
 )
 async def nowhere(trial: Trial) -> None:
-    _require(trial)
-    told = await _turned_away(trial, trial.orders.update(f"/nowhere/{trial.prefix}"))
-    if told.events:
-        harmless = (pb.FAILURE_EFFECT_NONE, pb.FAILURE_EFFECT_ROLLED_BACK)
-        effect = told.events[-1].failed.effect
-        expect(effect in harmless, "effect NONE or ROLLED_BACK", named(pb.FailureEffect, effect))
+    trial.stock.require(Way.DISK)
+    await trial.stock.turned_away(trial.orders.update(f"/nowhere/{trial.prefix}"))
 
 
 @case(
@@ -57,9 +36,53 @@ async def nowhere(trial: Trial) -> None:
     Need.DESTRUCTIVE,
 )
 async def allowed_roots(trial: Trial) -> None:
-    _require(trial)
+    """With a copy of the weights at hand, they lie outside too, whole and right."""
+    trial.stock.require(Way.DISK)
     for path in _OUTSIDE:
-        await _turned_away(trial, trial.orders.update(path))
+        await trial.stock.turned_away(trial.orders.update(path))
+    if trial.options.weights_copy is None:
+        return
+    with _outside(trial) as folder:
+        await trial.stock.turned_away(trial.orders.update(str(folder)))
+
+
+@case(
+    "update.links",
+    "A link below an allowed root that leads out of it is not followed.",
+    Need.DESTRUCTIVE,
+    Need.COPY,
+    Need.SCRATCH,
+)
+async def links(trial: Trial) -> None:
+    trial.stock.require(Way.DISK)
+    scratch = trial.options.places.scratch
+    assert scratch is not None
+    link = scratch / f"{trial.prefix}-link"
+    with _outside(trial) as folder:
+        link.symlink_to(folder)
+        try:
+            await trial.stock.turned_away(trial.orders.update(str(link)))
+        finally:
+            link.unlink()
+
+
+def _outside(trial: Trial) -> AbstractContextManager[Path]:
+    return trial.options.places.folder(trial.stock.copy, below=Path(tempfile.gettempdir()))
+
+
+@case(
+    "update.foreign-segment",
+    "Shared memory that is not of the engine's prefix is refused or fails, whatever it holds.",
+    Need.DESTRUCTIVE,
+    Need.COPY,
+    Need.SHARED,
+)
+async def foreign_segment(trial: Trial) -> None:
+    trial.stock.require(Way.SHARED_MEMORY)
+    places = trial.options.places
+    with places.segment(_FOREIGN_PREFIX, trial.stock.copy) as shared:
+        source = pb.TensorWeights(shared_memory=shared)
+        await trial.stock.turned_away(trial.orders.load(tensors=source))
 
 
 @case(
@@ -67,45 +90,164 @@ async def allowed_roots(trial: Trial) -> None:
     "A successful update moves the version, tells the one before, brings evidence from every rank,"
     " and opens admission again if it was open.",
     Need.DESTRUCTIVE,
+    Need.WEIGHTS,
 )
 async def version(trial: Trial) -> None:
-    _require(trial)
-    path = trial.options.weights
-    if path is None:
-        raise NotApplicable("needs --weights PATH, which the engine can load from disk")
-    before = await trial.client.profile()
-    request = trial.orders.update(path, weight_version=f"{trial.prefix}-weights")
-    completed = await trial.client.completed(request)
-    after = await trial.client.profile()
-    result = completed.update_weights
-    for name, wanted, found in (
-        ("version", request.weight_version, after.state.weights.version),
-        ("told version", request.weight_version, result.weight_version),
-        ("version before", before.state.weights.version, result.previous_weight_version),
-        ("weights", pb.WEIGHTS_STATE_VALID, after.state.weights.state),
-        ("admission", before.state.admission, after.state.admission),
-    ):
-        expect(wanted == found, f"{name} {wanted}", found)
-    ranks = sorted(evidence.rank for evidence in result.evidence)
-    wanted_ranks = list(range(after.world_size))
-    expect(ranks == wanted_ranks, f"evidence of ranks {wanted_ranks}", ranks)
-    whole = all(len(one.sha256) == 32 and one.tensors and one.bytes for one in result.evidence)
-    expect(whole, "tensors, bytes and SHA-256 of each rank", brief(result))
+    await trial.stock.given()
+
+
+@case(
+    "update.inline",
+    "Tensors that come whole within the order are loaded, with evidence from every rank.",
+    Need.DESTRUCTIVE,
+    Need.COPY,
+)
+async def inline(trial: Trial) -> None:
+    await _loads(trial, Way.INLINE)
+
+
+@case(
+    "update.shared-memory",
+    "Tensors in shared memory of the engine's prefix are loaded, with evidence from every rank.",
+    Need.DESTRUCTIVE,
+    Need.COPY,
+    Need.SHARED,
+)
+async def shared_memory(trial: Trial) -> None:
+    await _loads(trial, Way.SHARED_MEMORY)
+
+
+async def _loads(trial: Trial, way: Way) -> None:
+    trial.stock.require(way)
+    with trial.stock.order(way, trial.stock.copy) as request:
+        await trial.stock.loaded(request)
+
+
+def _evidence(result: pb.UpdateWeightsResult) -> dict[int, str]:
+    return {one.rank: one.sha256.hex() for one in result.evidence}
+
+
+@case(
+    "update.evidence",
+    "The same weights give the same evidence on every rank, by whatever way they come, and other"
+    " weights give other evidence on every rank.",
+    Need.DESTRUCTIVE,
+    Need.WEIGHTS,
+    Need.COPY,
+)
+async def evidence(trial: Trial) -> None:
+    way = trial.stock.any_way()
+    wanted = _evidence(await trial.stock.given())
+    for other in trial.stock.ways():
+        with trial.stock.order(other, trial.stock.copy) as request:
+            found = _evidence(await trial.stock.loaded(request))
+        expect(found == wanted, f"evidence {wanted} of the same weights, {other.value}", found)
+    with trial.stock.order(way, altered(trial.stock.copy)) as request:
+        found = _evidence(await trial.stock.loaded(request))
+    same = [rank for rank in wanted if found[rank] == wanted[rank]]
+    expect(not same, "other evidence of other weights", f"the same on ranks {same}")
+
+
+@case(
+    "update.is-what-answers",
+    "What a successful update has brought is what answers: other weights give other tokens, and the"
+    " earlier weights give the earlier tokens again.",
+    Need.DESTRUCTIVE,
+    Need.INFERENCE,
+    Need.WEIGHTS,
+    Need.COPY,
+)
+async def answers(trial: Trial) -> None:
+    way = trial.stock.any_way()
+    await trial.stock.given()
+    before = await trial.stock.answer()
+    with trial.stock.order(way, altered(trial.stock.copy)) as request:
+        await trial.stock.loaded(request)
+    other = await trial.stock.answer()
+    expect(other != before, "another answer from other weights", repr(other[1]))
+    await trial.stock.given()
+    await trial.stock.answers_as(before, "from the earlier weights again")
+
+
+@case(
+    "update.retry",
+    "A retry of an update that another has followed is told from memory and brings nothing back.",
+    Need.DESTRUCTIVE,
+    Need.WEIGHTS,
+)
+async def retry(trial: Trial) -> None:
+    trial.stock.require(Way.DISK)
+    request = trial.orders.update(trial.stock.path)
+    first = await trial.client.told(request)
+    completed_of(first)
+    await trial.stock.given()
+    async with trial.unchanged("a retry of an update that another has followed"):
+        again = await trial.client.told(request)
+    expect(again.events == first.events, f"the events as before: {first}", again)
 
 
 @case(
     "update.damaged",
-    "An update whose digest does not match is refused or rolled back on every rank.",
+    "A file whose digest is not the one in the order is refused or rolled back on every rank; with"
+    " the right digests it is loaded.",
     Need.DESTRUCTIVE,
+    Need.WEIGHTS,
+    Need.COPY,
 )
 async def damaged(trial: Trial) -> None:
-    _require(trial)
-    path = trial.options.weights
-    if path is None:
-        raise NotApplicable("needs --weights PATH, which the engine can load from disk")
-    wrong = pb.FileDigest(name="model.safetensors", sha256=bytes(32))
-    request = trial.orders.update(path, disk=pb.DiskWeights(path=path, digests=[wrong]))
-    await _turned_away(trial, request)
+    trial.stock.require(Way.DISK)
+    assert trial.options.weights_copy is not None
+    path, files = trial.stock.path, files_of(trial.options.weights_copy)
+    right = [
+        pb.FileDigest(name=file.name, sha256=hashlib.sha256(file.read_bytes()).digest())
+        for file in files
+    ]
+    await trial.stock.loaded(
+        trial.orders.update(path, disk=pb.DiskWeights(path=path, digests=right))
+    )
+    wrong = [*right[:-1], pb.FileDigest(name=right[-1].name, sha256=bytes(32))]
+    await trial.stock.turned_away(
+        trial.orders.update(path, disk=pb.DiskWeights(path=path, digests=wrong))
+    )
 
 
-CASES: tuple[Case, ...] = (nowhere, allowed_roots, version, damaged)
+@case(
+    "update.nobody-joins",
+    "Where a process group of a trainer's is offered, one that nobody opens is refused or fails"
+    " within the order's deadline, and the engine serves as before.",
+    Need.DESTRUCTIVE,
+)
+async def nobody_joins(trial: Trial) -> None:
+    trial.require(pb.ADMIN_OPERATION_KIND_UPDATE_WEIGHTS)
+    if pb.WEIGHT_SOURCE_KIND_DISTRIBUTED not in trial.profile.weight_sources:
+        raise NotApplicable("the profile does not offer updates from distributed")
+    group = pb.DistributedWeights(
+        backend=pb.COLLECTIVE_BACKEND_GLOO,
+        address="127.0.0.1",
+        # Nothing listens on it: it is the service that discards, long out of use.
+        port=9,
+        world_size=trial.profile.world_size + 1,
+        rank_offset=1,
+        group=trial.prefix,
+        tensors=[pb.TensorSpec(name="any", dtype=pb.TENSOR_DTYPE_FLOAT32, shape=[1])],
+    )
+    request = trial.orders.load(distributed=group, deadline_ms=3_000)
+    await trial.stock.turned_away(request)
+    health = await trial.client.health("openengine.v1.Inference")
+    expect(health == "SERVING", "Inference SERVING", health)
+
+
+CASES: tuple[Case, ...] = (
+    nowhere,
+    allowed_roots,
+    links,
+    foreign_segment,
+    version,
+    inline,
+    shared_memory,
+    evidence,
+    answers,
+    retry,
+    damaged,
+    nobody_joins,
+)
