@@ -219,6 +219,13 @@ class ScriptedBackend:
             if not known.ended:
                 self._end(operation_id, Cancelled(message="as asked"))
 
+    def finish_drain(self) -> None:
+        """What still drains has nothing left to wait for."""
+        for operation_id, known in self.kept.items():
+            if not known.ended:
+                self._carry(operation_id)
+            known.cancelled.set()
+
     def _carry(self, operation_id: str) -> None:
         self.effects[operation_id] += 1
         self._end(operation_id, Completed(result={"changed": True}))

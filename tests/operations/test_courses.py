@@ -331,7 +331,7 @@ class TestParticularWeather:
         self, world: World, reason: str, warnings: list[str]
     ) -> None:
         backend = ScriptedBackend(["drains"])
-        backend.drain_s = 0.1
+        backend.drain_s = 60.0
         error = OperationError("FAILED_PRECONDITION", reason, "no")
         backend.cancels = [EngineRefused(error)]
 
@@ -340,6 +340,9 @@ class TestParticularWeather:
             operation = await world.gateway.give(DRAIN, engine_id)
             await _heard(world, operation, 1)
             await world.gateway.orders.cancel(operation.id, CALLER)
+            await until(lambda: not backend.cancels)
+            await _warned(world, operation, len(warnings))
+            backend.finish_drain()
             return await world.gateway.end_of(operation)
 
         ended = world.run(live())
@@ -376,3 +379,14 @@ async def _heard(world: World, operation: Operation, number: int) -> None:
         return known.engine_sequence >= number
 
     await until(heard)
+
+
+async def _warned(world: World, operation: Operation, number: int) -> None:
+    """Until so many warnings are in the ledger."""
+
+    async def warned() -> bool:
+        known = await world.gateway.ledger.operations.get(operation.id)
+        assert known is not None
+        return len(known.warnings) >= number
+
+    await until(warned)
