@@ -83,6 +83,10 @@ def _updated(result: admin_pb2.UpdateWeightsResult) -> Result:
         }
         for one in result.evidence
     ]
+    switched: list[JsonValue] = [
+        {"request_id": text_of(one.request_id), "output_tokens": count_of(one.output_tokens)}
+        for one in result.switched
+    ]
     return {
         "weight_version": text_of(result.weight_version),
         "previous_weight_version": text_of(result.previous_weight_version) or None,
@@ -91,6 +95,7 @@ def _updated(result: admin_pb2.UpdateWeightsResult) -> Result:
         "unconfirmed": list(words(admin_pb2.Component, result.unconfirmed)),
         "flushed": _caches(result.flushed),
         "updates_since_flush": count_of(result.updates_since_flush),
+        "switched": switched,
     }
 
 

@@ -123,6 +123,11 @@ def _updated(message: admin_pb2.OperationCompleted, result: Result) -> None:
             unconfirmed=[COMPONENT.number(Component(name)) for name in result["unconfirmed"]],
             flushed=_flushed_caches(result["flushed"]),
             updates_since_flush=result["updates_since_flush"],
+            switched=[
+                admin_pb2.SwitchedRequest(**one)
+                # A store that an earlier release wrote does not have it.
+                for one in result.get("switched", ())
+            ],
         )
     )
 

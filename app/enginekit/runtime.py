@@ -228,6 +228,15 @@ class RankEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchedRequest:
+    """A request that was frozen while the weights changed: its first `output_tokens` tokens are the
+    earlier version's, above 0, and all later ones the new version's."""
+
+    request_id: str
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProfileArtifact:
     """One file of a profile. `path` is below the engine's artifact root; `sha256`: 32 bytes."""
 
@@ -245,7 +254,8 @@ class Conclusion:
     For a pause: requests that were aborted or frozen by it (those that a drain let finish are
     counted by the kit). For a resume: requests that continue. For an update: `components` that
     are proved to be new, None for all that were ordered; without `evidence` of every rank it
-    counts as unverified. For a LoRA: the adapter as loaded, or the one that was unloaded.
+    counts as unverified; `switched` names the requests whose output is of both versions. For a
+    LoRA: the adapter as loaded, or the one that was unloaded.
     """
 
     changed: bool = True
@@ -256,6 +266,7 @@ class Conclusion:
     memory: tuple[RankBytes, ...] = ()
     evidence: tuple[RankEvidence, ...] = ()
     components: frozenset[Component] | None = None
+    switched: tuple[SwitchedRequest, ...] = ()
     lora: LoraFact | None = None
 
 

@@ -15,7 +15,7 @@ from app.enginekit.runtime import Conclusion, Observation
 
 _CACHE_KEPT = OperationWarning(
     "CACHE_KEPT",
-    "what earlier weights computed is still cached and is used by later requests",
+    "what earlier weights computed is kept: requests in flight and later ones go on from it",
 )
 
 
@@ -118,6 +118,10 @@ def _result(
         component.value for component in command.components if component not in unconfirmed
     ]
     missing: list[JsonValue] = [component.value for component in unconfirmed]
+    switched: list[JsonValue] = [
+        {"request_id": one.request_id, "output_tokens": one.output_tokens}
+        for one in conclusion.switched
+    ]
     return {
         "changed": True,
         "weight_version": command.weight_version,
@@ -126,5 +130,6 @@ def _result(
         "confirmed": confirmed,
         "unconfirmed": missing,
         "flushed": flushed_rows(conclusion.flushed),
+        "switched": switched,
         "updates_since_flush": updates_since_flush,
     }

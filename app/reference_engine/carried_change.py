@@ -14,6 +14,7 @@ from app.enginekit.runtime import (
     RankBytes,
     RankEvidence,
     RuntimeFault,
+    SwitchedRequest,
 )
 from app.reference_engine import change_orders as c
 from app.reference_engine.change import Change, ChangeOutcome
@@ -121,6 +122,9 @@ def _resources(kinds: tuple[ResourceKind, ...]) -> tuple[c.Resource, ...]:
 def _updated(command: UpdateWeights, outcome: ChangeOutcome) -> Conclusion:
     freed = Flushed(CacheKind.PREFIX, outcome.committed.blocks_freed, 0)
     return Conclusion(
+        switched=tuple(
+            SwitchedRequest(one.request_id, one.output_tokens) for one in outcome.committed.switched
+        ),
         flushed=(freed,) if command.cache_policy is CachePolicy.FLUSH else (),
         evidence=tuple(
             RankEvidence(rank, new.tensors, new.bytes, bytes.fromhex(live.weights_sha256))

@@ -119,7 +119,7 @@ class ChangePrepared:
 
 @dataclass(frozen=True, slots=True)
 class SwitchedAt:
-    """A live request had so many output tokens when the weights under it changed."""
+    """A live request had so many output tokens, at least one, when the weights under it changed."""
 
     request_id: str
     output_tokens: int

@@ -267,6 +267,7 @@ class EngineCore:
                 switched = tuple(
                     c.SwitchedAt(one.request_id, one.output_length)
                     for one in self._scheduler.sequences()
+                    if one.output_length
                 )
                 freed = 0
                 if flush:

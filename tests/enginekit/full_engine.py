@@ -48,6 +48,7 @@ from app.enginekit.runtime import (
     RankEvidence,
     RequestRefused,
     RuntimeFault,
+    SwitchedRequest,
 )
 from app.rpc.openengine.v1 import error_pb2, kv_pb2
 from tests.enginekit.minimal_engine import MinimalEngine
@@ -189,6 +190,7 @@ class FullEngine(MinimalEngine):
                     evidence=self.evidence(),
                     components=self.confirms,
                     flushed=flushed if policy is CachePolicy.FLUSH else (),
+                    switched=(SwitchedRequest("frozen", 5),),
                 )
             case ReconfigureServing():
                 await self._step("conclude", order, -1)

@@ -75,6 +75,7 @@ async def test_an_update_under_a_pause(client: Client, engine: FullEngine) -> No
     assert list(result.unconfirmed) == []
     (flushed,) = result.flushed
     assert (flushed.kind, flushed.blocks_freed) == (pb.CACHE_KIND_PREFIX, 3)
+    assert list(result.switched) == [pb.SwitchedRequest(request_id="frozen", output_tokens=5)]
     profile = await client.profile()
     assert (profile.state.weights.version, profile.state.weights.state) == (
         "v2",

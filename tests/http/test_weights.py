@@ -56,6 +56,7 @@ async def test_an_update_tells_the_evidence_of_each_rank_and_facts_follow(
         "unconfirmed": [],
         "flushed": [{"kind": "prefix", "blocks_freed": 3, "blocks_in_use": 0}],
         "updates_since_flush": 0,
+        "switched": [{"request_id": "frozen", "output_tokens": 5}],
     }
     assert {(r["rank"], r["state"]) for r in updated["ranks"]} == {
         (0, "committed"),

@@ -53,6 +53,7 @@ class Call:
 
     def __init__(self, stub: Any, request: generation_pb2.GenerateRequest) -> None:
         self.heard = Heard()
+        self.request_id = request.request_id
         self._rpc = stub.Generate(request, timeout=PATIENCE_S)
         self._arrived = asyncio.Condition()
         self._task = asyncio.create_task(self._read())

@@ -177,7 +177,12 @@ def _segment(checkpoint: Path) -> pb.SharedMemoryWeights:
 
 @asynccontextmanager
 async def stage(
-    folder: Path, versions: Mapping[str, Path], *, ranks: int, rank_timeout_s: float
+    folder: Path,
+    versions: Mapping[str, Path],
+    *,
+    ranks: int,
+    rank_timeout_s: float,
+    max_running: int = 16,
 ) -> AsyncIterator[Stage]:
     """For the time of the block. A rank that says nothing for ``rank_timeout_s`` counts as lost."""
     faults = folder / "faults"
@@ -193,7 +198,11 @@ async def stage(
         step_deadline_s=rank_timeout_s,
         worker=MODULE,
         core=CoreSettings(
-            torch_threads=1, step_delay_ms=2, kv_blocks=64, tensor_parallel_size=ranks
+            torch_threads=1,
+            step_delay_ms=2,
+            kv_blocks=64,
+            max_running=max_running,
+            tensor_parallel_size=ranks,
         ),
         stop_grace_s=0.0,
     )

@@ -16,7 +16,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from app.reference_engine.tiny_model import ensure_tiny_checkpoint
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from tests.reference_engine.calling import Call, Told
 from tests.robustness.lines import LINES, Line
@@ -72,12 +71,6 @@ def cases(ranks: tuple[int, ...]) -> Iterator[Case]:
                     once = number is KILL or point != "applied"
                     if once and line.entry(phase) is not None:
                         yield Case(line, phase, point, rank, number)
-
-
-@pytest.fixture(scope="module")
-def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("versions")
-    return {f"v{seed}": ensure_tiny_checkpoint(folder, seed) for seed in range(2)}
 
 
 @pytest.fixture(scope="module")

@@ -2381,6 +2381,31 @@ class RankEvidence(_message.Message):
 Global___RankEvidence: _TypeAlias = RankEvidence  # noqa: Y015
 
 @_typing.final
+class SwitchedRequest(_message.Message):
+    """A request in flight, frozen while the weights changed, whose output has parts of both versions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    output_tokens: _builtins.int
+    """So many tokens are the earlier version's, all later ones the new one's."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        output_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_tokens", b"output_tokens", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwitchedRequest: _TypeAlias = SwitchedRequest  # noqa: Y015
+
+@_typing.final
 class UpdateWeightsResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2391,6 +2416,7 @@ class UpdateWeightsResult(_message.Message):
     UNCONFIRMED_FIELD_NUMBER: _builtins.int
     FLUSHED_FIELD_NUMBER: _builtins.int
     UPDATES_SINCE_FLUSH_FIELD_NUMBER: _builtins.int
+    SWITCHED_FIELD_NUMBER: _builtins.int
     weight_version: _builtins.str
     previous_weight_version: _builtins.str
     updates_since_flush: _builtins.int
@@ -2402,6 +2428,8 @@ class UpdateWeightsResult(_message.Message):
     def unconfirmed(self) -> _containers.RepeatedScalarFieldContainer[Global___Component.ValueType]: ...
     @_builtins.property
     def flushed(self) -> _containers.RepeatedCompositeFieldContainer[Global___FlushedCache]: ...
+    @_builtins.property
+    def switched(self) -> _containers.RepeatedCompositeFieldContainer[Global___SwitchedRequest]: ...
     def __init__(
         self,
         *,
@@ -2412,10 +2440,11 @@ class UpdateWeightsResult(_message.Message):
         unconfirmed: _abc.Iterable[Global___Component.ValueType] | None = ...,
         flushed: _abc.Iterable[Global___FlushedCache] | None = ...,
         updates_since_flush: _builtins.int = ...,
+        switched: _abc.Iterable[Global___SwitchedRequest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "evidence", b"evidence", "flushed", b"flushed", "previous_weight_version", b"previous_weight_version", "unconfirmed", b"unconfirmed", "updates_since_flush", b"updates_since_flush", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "evidence", b"evidence", "flushed", b"flushed", "previous_weight_version", b"previous_weight_version", "switched", b"switched", "unconfirmed", b"unconfirmed", "updates_since_flush", b"updates_since_flush", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
