@@ -24,7 +24,7 @@ from app.enginekit.refusals import (
     UnsupportedFeature,
     answering,
 )
-from app.enginekit.relaying import closing
+from app.enginekit.relaying import closing, until
 from app.enginekit.runtime import (
     EngineDescription,
     Feature,
@@ -37,6 +37,7 @@ from app.enginekit.state import EngineState
 from app.enginekit.vocabulary import ENGINE_ROLE
 from app.enginekit.wire import nanos
 from app.rpc.openengine.v1 import (
+    error_pb2,
     kv_pb2,
     lifecycle_pb2,
     lora_pb2,
@@ -55,7 +56,8 @@ _H = lifecycle_pb2.HealthState
 
 
 class ControlService(openengine_pb2_grpc.ControlServicer):
-    """`admin`: this is the admin listener, where nothing is kept back."""
+    """`admin`: this is the admin listener, where nothing is kept back. `ending` is set when the
+    engine stops: a subscription would never end by itself."""
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
         *,
         adapters: AdapterCalls,
         admin: bool,
+        ending: asyncio.Event,
         now: Callable[[], datetime],
         timeout_s: float,
         probe_timeout_s: float,
@@ -75,6 +78,7 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
         self._callers = callers
         self._adapters = adapters
         self._admin = admin
+        self._ending = ending
         self._now = now
         self._timeout_s = timeout_s
         self._probe_timeout_s = probe_timeout_s
@@ -326,8 +330,10 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
             # The events carry the tokens of everybody's prompts.
             self._only_admin("subscribing to cache events")
             async with closing(runtime.kv_events(request)) as told:
-                async for event in told:
+                async for event in until(self._ending, told):
                     await context.write(event)
+            if self._ending.is_set():
+                await context.write(_stopping())
 
     def _kv_events(self) -> KvEventRuntime:
         if not isinstance(self._runtime, KvEventRuntime):
@@ -352,6 +358,12 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
                 return await question
         except TimeoutError:
             raise EngineNotAnswering("the engine did not answer in time") from None
+
+
+def _stopping() -> kv_pb2.SubscribeKvEventsResponse:
+    code = error_pb2.ErrorCode.ERROR_CODE_DRAINING
+    error = error_pb2.EngineError(code=code, message="the engine is stopping", retryable=True)
+    return kv_pb2.SubscribeKvEventsResponse(error=error)
 
 
 def _aborted(status: lifecycle_pb2.AbortStatus.ValueType) -> lifecycle_pb2.AbortResponse:

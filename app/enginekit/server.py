@@ -74,6 +74,7 @@ class EngineServer:
         self._now = now
         self._new_id = new_id
         self._callers = Callers()
+        self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
         self._served: _Served | None = None
 
@@ -215,6 +216,7 @@ class EngineServer:
             self._callers,
             adapters=adapters,
             admin=admin,
+            ending=self._stopping,
             now=self._now,
             timeout_s=self._settings.runtime_timeout_s,
             probe_timeout_s=self._settings.probe_timeout_s,
@@ -249,6 +251,7 @@ class EngineServer:
         try:
             await served.board.stop()
             served.state.gate.stop("the engine is stopping")
+            self._stopping.set()
             await asyncio.gather(served.inference.stop(grace_s), served.admin.stop(grace_s))
             await served.desk.stop()
             for task in served.background:

@@ -10,6 +10,7 @@ import numpy as np
 
 from app.reference_engine import change_orders as c
 from app.reference_engine import messages as m
+from app.reference_engine.cache_changes import CacheChanged
 from app.reference_engine.errors import OrderRefused
 from app.reference_engine.holding import Holding
 from app.reference_engine.output import Output
@@ -83,6 +84,11 @@ class EngineCore:
                 return self._staging.settle(change_id), []
             case c.PrepareRelease() | c.PrepareRestore() | c.PrepareUpdate():
                 return self.prepare(order)(), []
+
+    def cache_changes(self) -> list[CacheChanged]:
+        """What orders and steps did to the prefix cache since the last call; empty or one."""
+        changes = self._scheduler.cache_changes()
+        return [CacheChanged(changes)] if changes else []
 
     def step(self) -> list[m.RequestReport]:
         """Compute one batch; what it adds to each request."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from app.reference_engine import change_orders as c
 from app.reference_engine import messages as m
+from app.reference_engine.cache_changes import CacheChanged, CacheCleared
 from app.reference_engine.change import Change, ChangeOutcome, Holdings
 from app.reference_engine.channel import Issued
 from app.reference_engine.config import ModelConfig, read_config
@@ -49,6 +50,8 @@ class Engine:
         self._starting: asyncio.Task[Supervisor] | None = None
         self._closed = False
         self._holdings = Holdings()
+        # Told what becomes of the blocks that later prompts can find, in order.
+        self.on_cache: Callable[[CacheChanged], None] = lambda _changed: None
 
     @classmethod
     async def start(
@@ -85,6 +88,7 @@ class Engine:
             self._checkpoint,
             self.settings,
             on_report=self._deliver,
+            on_cache=lambda changed: self.on_cache(changed),
             on_lost=self._rank_lost,
             earlier=earlier,
             worker=self._worker,
@@ -292,6 +296,7 @@ class Engine:
         self._holdings = self._holdings.after(order, outcome)
 
     def _rank_lost(self, rank: int, cause: str) -> None:
+        self.on_cache(CacheChanged((CacheCleared(),)))
         self._fail_all(f"rank {rank} of the engine was lost: {cause}")
 
     def _fail_all(self, message: str) -> None:

@@ -13,6 +13,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from app.reference_engine.cache_changes import (
+    BlockRemoved,
+    BlockStored,
+    CacheChange,
+    CacheCleared,
+)
+
 
 class BlockPoolError(Exception):
     """A caller broke the rules of the pool: a defect in the scheduler, never a caller's fault."""
@@ -52,6 +59,7 @@ class BlockPool:
         self._blank = list(range(total - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._generation = 0
+        self._changes: list[CacheChange] = []
 
     @property
     def total(self) -> int:
@@ -124,8 +132,16 @@ class BlockPool:
                 else:
                     self._idle[block] = None
 
-    def publish(self, block: int, digest: bytes, generation: int) -> None:
-        """Make a full, computed block findable. The first block of a digest keeps the name."""
+    def take_changes(self) -> tuple[CacheChange, ...]:
+        """What became of findable blocks since the last call, in order."""
+        changes, self._changes = tuple(self._changes), []
+        return changes
+
+    def publish(
+        self, block: int, digest: bytes, generation: int, told: BlockStored | None = None
+    ) -> None:
+        """Make a full, computed block findable. The first block of a digest keeps the name.
+        ``told`` is what is said of it when it does become findable."""
         if self._references[block] < 1:
             raise BlockPoolError(f"block {block} is not referenced")
         if generation != self._generation or digest in self._block_of:
@@ -134,6 +150,8 @@ class BlockPool:
             raise BlockPoolError(f"block {block} is published already")
         self._hash_of[block] = digest
         self._block_of[digest] = block
+        if told is not None:
+            self._changes.append(told)
 
     def flush(self) -> FlushCount:
         """Forget every prefix. Nothing computed before can be matched afterwards, also not what
@@ -144,6 +162,7 @@ class BlockPool:
         self._block_of.clear()
         self._hash_of = [None] * self.total
         self._generation += 1
+        self._changes.append(CacheCleared())
         return FlushCount(freed=freed, in_use=self.used)
 
     def _forget(self, block: int) -> None:
@@ -151,3 +170,4 @@ class BlockPool:
         if digest is not None:
             del self._block_of[digest]
             self._hash_of[block] = None
+            self._changes.append(BlockRemoved(digest.hex()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from app.reference_engine.cache_changes import CacheChanged
 from app.reference_engine.change_orders import ChangeOrder, ChangeResult, DiskSource
 from app.reference_engine.limits import CoreSettings
 
@@ -391,4 +392,4 @@ class Failed:
 
 
 RequestReport = Tokens | Finished | Failed
-Report = Ack | Ready | StartFailed | Pong | Broken | RequestReport
+Report = Ack | Ready | StartFailed | Pong | Broken | CacheChanged | RequestReport

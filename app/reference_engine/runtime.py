@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from app.domain.capabilities import Capabilities
@@ -45,6 +46,7 @@ from app.enginekit.runtime import (
     RuntimeFault,
 )
 from app.reference_engine import messages as m
+from app.reference_engine.cache_feed import feed_of
 from app.reference_engine.carried_change import CarriedChange, fault_of
 from app.reference_engine.channel import Issued
 from app.reference_engine.engine import Engine
@@ -59,7 +61,7 @@ from app.reference_engine.errors import (
 from app.reference_engine.intake import MAX_TOP_LOGPROBS, Intake
 from app.reference_engine.responses import response_of
 from app.reference_engine.sources import SourcePolicy
-from app.rpc.openengine.v1 import error_pb2, generation_pb2
+from app.rpc.openengine.v1 import error_pb2, generation_pb2, kv_pb2
 
 _PAUSED_ABORT = "the engine was paused, which ended all requests in flight"
 
@@ -100,6 +102,7 @@ class ReferenceRuntime:
         engine_version: str,
         weight_version: str | None,
         sources: SourcePolicy | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._engine = engine
         self._intake = intake
@@ -110,6 +113,7 @@ class ReferenceRuntime:
         self._sources = sources or SourcePolicy()
         self._carried: _Carried | None = None
         self._changing: CarriedChange | None = None
+        self._cache = feed_of(engine, now_ns)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -294,6 +298,16 @@ class ReferenceRuntime:
         except RankLost as error:
             raise fault_of(error) from error
         return AbortTally({one.request_id: _ABORT_OUTCOMES[one.status] for one in aborted.outcomes})
+
+    async def kv_event_sources(
+        self, request: kv_pb2.GetKvEventSourcesRequest
+    ) -> kv_pb2.GetKvEventSourcesResponse:
+        return self._cache.sources(request)
+
+    def kv_events(
+        self, request: kv_pb2.SubscribeKvEventsRequest
+    ) -> AsyncIterator[kv_pb2.SubscribeKvEventsResponse]:
+        return self._cache.subscribe(request)
 
     async def probe(self) -> None:
         try:

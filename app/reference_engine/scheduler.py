@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from app.reference_engine.cache_changes import BlockStored, CacheChange
 from app.reference_engine.kv_cache import BlockPool, FlushCount, chain_hash, prefix_root
 from app.reference_engine.messages import (
     AbortStatus,
@@ -201,8 +202,13 @@ class Scheduler:
             self._extend_digests(sequence, full)
             for at in range(sequence.published, full):
                 block, digest = sequence.blocks[at], sequence.digests[at]
-                self._pool.publish(block, digest, sequence.generation)
+                told = self._stored(sequence, at)
+                self._pool.publish(block, digest, sequence.generation, told)
             sequence.published = full
+
+    def cache_changes(self) -> tuple[CacheChange, ...]:
+        """See :meth:`BlockPool.take_changes`."""
+        return self._pool.take_changes()
 
     def append(self, sequence: Sequence, token_id: int) -> None:
         """The sequence's next token is known."""
@@ -275,6 +281,16 @@ class Scheduler:
         self._pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.computed = sequence.published = 0
+
+    def _stored(self, sequence: Sequence, at: int) -> BlockStored:
+        size = self._limits.block_size
+        return BlockStored(
+            digest=sequence.digests[at].hex(),
+            parent=sequence.digests[at - 1].hex() if at else "",
+            token_ids=tuple(sequence.tokens[at * size : (at + 1) * size]),
+            request_id=sequence.request_id,
+            salt=sequence.root.hex() if sequence.request.cache_salt else "",
+        )
 
     def _extend_digests(self, sequence: Sequence, full_blocks: int) -> None:
         size = self._limits.block_size

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from app.reference_engine.cache_changes import CacheChanged
 from app.reference_engine.channel import Issued, OrderLog, RankConnection
 from app.reference_engine.errors import OrderRejected, RankLost
 from app.reference_engine.limits import CoreSettings
@@ -48,6 +49,7 @@ class Supervisor:
         ready: Sequence[Ready],
         *,
         on_report: Callable[[RequestReport], None],
+        on_cache: Callable[[CacheChanged], None],
         on_lost: Callable[[int, str], None],
         order_deadline_s: float,
         step_deadline_s: float,
@@ -56,6 +58,7 @@ class Supervisor:
         self._processes = {one.rank: one for one in processes}
         self.ready = tuple(ready)
         self._on_report = on_report
+        self._on_cache = on_cache
         self._on_lost = on_lost
         self.order_deadline_s = order_deadline_s
         self._step_deadline_s = step_deadline_s
@@ -76,6 +79,7 @@ class Supervisor:
         settings: CoreSettings,
         *,
         on_report: Callable[[RequestReport], None],
+        on_cache: Callable[[CacheChanged], None],
         on_lost: Callable[[int, str], None],
         startup_deadline_s: float = 300.0,
         order_deadline_s: float = 60.0,
@@ -99,6 +103,7 @@ class Supervisor:
             processes,
             ready,
             on_report=on_report,
+            on_cache=on_cache,
             on_lost=on_lost,
             order_deadline_s=order_deadline_s,
             step_deadline_s=step_deadline_s,
@@ -153,6 +158,10 @@ class Supervisor:
                 self.log.settle(message)
             case Tokens() | Finished() | Failed():
                 self._on_report(message)
+            case CacheChanged():
+                # With the group its cache is gone, and told to be: nothing may follow that.
+                if not self._down.is_set():
+                    self._on_cache(message)
             case Pong(number=number):
                 waiting = self._pongs.get((number, rank))
                 if waiting is not None and not waiting.done():

@@ -12,7 +12,12 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, get_args, get_origin, get_type_hints
 
-from app.reference_engine import change_orders, messages, transfer_messages
+from app.reference_engine import (
+    cache_changes,
+    change_orders,
+    messages,
+    transfer_messages,
+)
 from app.reference_engine.limits import CoreSettings
 
 HEADER = struct.Struct("!I")
@@ -32,6 +37,9 @@ _OTHERS: tuple[type, ...] = (
     change_orders.SharedSource,
     change_orders.SwitchedAt,
     change_orders.ResourceBytes,
+    cache_changes.BlockStored,
+    cache_changes.BlockRemoved,
+    cache_changes.CacheCleared,
     messages.Entry,
     messages.GenerationRequest,
     messages.Sampling,

@@ -87,14 +87,18 @@ def lead(
             if isinstance(entry.order, c.Preparation):
                 _prepare(front, core, entry.index, entry.order, _FIRST_RANK)
             else:
-                front.send(_carry_out(core, entry))
+                done = _carry_out(core, entry)
+                # First what became of the cache: whoever reads that an order is done may look.
+                front.send([*core.cache_changes(), *done])
             if isinstance(entry.order, m.Shutdown):
                 return
             continue
         with pulse.step():
             reports = core.step()
+        changes = core.cache_changes()
+        if changes or reports:
+            front.send([*changes, *reports])
         if reports:
-            front.send([*reports])
             next_step_at = time.monotonic() + delay_s
 
 

@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import pytest
 
-from app.rpc.openengine.v1 import kv_pb2
+from app.rpc.openengine.v1 import error_pb2, kv_pb2
 from tests.doubles.engine import EngineDouble
 from tests.enginekit.client import Client, refused
 from tests.enginekit.full_engine import FullEngine
@@ -55,3 +55,25 @@ async def test_what_is_refused(client: Client, engine: FullEngine) -> None:
     seen = await refused(client.control.SubscribeKvEvents(request, timeout=30))
     assert (seen.code, seen.reason) == (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT")
     assert engine.kv_told == 0
+
+
+async def test_a_subscription_does_not_hold_up_the_end(
+    client: Client, double: EngineDouble, engine: FullEngine
+) -> None:
+    told = []
+
+    async def read() -> None:
+        request = kv_pb2.SubscribeKvEventsRequest()
+        async for event in client.control.SubscribeKvEvents(request, timeout=30):
+            told.append(event)
+            first.set()
+
+    first = asyncio.Event()
+    reading = asyncio.create_task(read())
+    await first.wait()
+    async with asyncio.timeout(60):
+        # Longer than anyone waits: it ends because the subscription does.
+        await double.server.stop(3600)
+        await reading
+    assert told[-1].error.code == error_pb2.ERROR_CODE_DRAINING
+    assert engine.kv_closed.is_set()
