@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from app.backends.spelling import number_of
 from app.domain.commands import PauseAround, UnderPause, UpdateWeights
+from app.domain.tensors import TensorSpec
 from app.domain.weight_sources import (
     DiskWeights,
     DistributedWeights,
     SharedMemoryWeights,
-    TensorSpec,
 )
 from app.rpc.openengine.v1 import admin_pb2
 

@@ -119,6 +119,12 @@ class UnknownLora(NotFound):
     reason = "LORA_NOT_FOUND"
 
 
+class UnknownSession(NotFound):
+    """No weight session of that name is open, or none of this caller's."""
+
+    reason = "SESSION_NOT_FOUND"
+
+
 class LoraExists(AlreadyExists):
     """An adapter of that name is loaded from somewhere else."""
 
@@ -236,6 +242,25 @@ class NotCancellable(FailedPrecondition):
     reason = "NOT_CANCELLABLE"
 
 
+class SessionClosed(FailedPrecondition):
+    """A weight session that is to be committed, or is being cancelled, takes nothing more."""
+
+    reason = "SESSION_CLOSED"
+
+
+class ChunkOutOfOrder(FailedPrecondition):
+    """Another piece of a weight session is due; none was taken."""
+
+    reason = "CHUNK_OUT_OF_ORDER"
+
+    def __init__(self, *, given: int, expected: int, operation_id: str | None = None) -> None:
+        super().__init__(
+            f"chunk {given} is out of order: chunk {expected} is due", operation_id=operation_id
+        )
+        self.given = given
+        self.expected = expected
+
+
 class EngineHasOpenOperation(FailedPrecondition):
     reason = "ENGINE_HAS_OPEN_OPERATION"
 
@@ -268,6 +293,12 @@ class QueueNotOffered(Unimplemented):
     """Waiting behind a running operation is not offered; the call can be repeated instead."""
 
     reason = "QUEUE_NOT_OFFERED"
+
+
+class TooManyChunks(ResourceExhausted):
+    """So many pieces of a weight session wait to be staged that no more are taken for now."""
+
+    reason = "TOO_MANY_CHUNKS"
 
 
 class TooManyOperations(ResourceExhausted):

@@ -134,6 +134,14 @@ class WeightSourceKind(StrEnum):
     SESSION = "session"
 
 
+class WeightTransferBackend(StrEnum):
+    """How the pieces of a weight session travel."""
+
+    NCCL = "nccl"
+    IPC = "ipc"
+    DISK = "disk"
+
+
 class CollectiveBackend(StrEnum):
     GLOO = "gloo"
     NCCL = "nccl"

@@ -19,6 +19,7 @@ from app.domain.kinds import (
     ResourceKind,
 )
 from app.domain.operation import JsonObject, JsonValue
+from app.domain.weight_sessions import SessionWeights
 from app.domain.weight_sources import (
     DistributedWeights,
     WeightSource,
@@ -137,6 +138,8 @@ class UpdateWeights(Command):
             self._require(f"component {component.value}", component in can.components)
         if isinstance(source, DistributedWeights):
             source.check_ranks(can.world_size)
+        if isinstance(source, SessionWeights):
+            source.check_supported(can)
         if isinstance(self.admission, PauseAround):
             self._check_pause(self.admission, can)
 

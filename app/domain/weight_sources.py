@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import ClassVar, TypeAlias, cast
 
 from app.domain.command import fault
-from app.domain.kinds import CollectiveBackend, TensorDtype, WeightSourceKind
+from app.domain.kinds import CollectiveBackend, WeightSourceKind
 from app.domain.operation import JsonObject, JsonValue
+from app.domain.tensors import TensorSpec, check_unique
+from app.domain.weight_sessions import SessionWeights
+
+__all__ = [
+    "DiskWeights",
+    "DistributedWeights",
+    "FileDigest",
+    "InlineTensor",
+    "InlineWeights",
+    "SessionWeights",
+    "SharedMemoryTensor",
+    "SharedMemoryWeights",
+    "TensorSpec",
+    "WeightSource",
+    "source_document",
+    "source_of",
+]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -20,39 +36,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 def _check_sha256(digest: str, pointer: str) -> None:
     if not _SHA256.fullmatch(digest):
         raise fault(pointer, "a SHA-256 is 64 hexadecimal digits")
-
-
-def _check_unique(names: Iterable[str], pointer: str) -> None:
-    seen = list(names)
-    if not seen:
-        raise fault(pointer, "must not be empty")
-    if "" in seen or len(set(seen)) != len(seen):
-        raise fault(pointer, "each has a name, and one of its own")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """`shape` () is a scalar. Names are those of the checkpoint's tensors."""
-
-    name: str
-    dtype: TensorDtype
-    shape: tuple[int, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        """Contiguous, without padding."""
-        return math.prod(self.shape) * self.dtype.size_bytes
-
-    def document(self) -> dict[str, JsonValue]:
-        return {"name": self.name, "dtype": self.dtype.value, "shape": list(self.shape)}
-
-    @classmethod
-    def of(cls, document: JsonObject) -> TensorSpec:
-        return cls(
-            name=cast("str", document["name"]),
-            dtype=TensorDtype(cast("str", document["dtype"])),
-            shape=tuple(cast("list[int]", document["shape"])),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +58,7 @@ class DiskWeights:
         if not self.path or "\0" in self.path:
             raise fault("/source/disk/path", "must be the path of a folder")
         if self.digests:
-            _check_unique((digest.name for digest in self.digests), "/source/disk/digests")
+            check_unique((digest.name for digest in self.digests), "/source/disk/digests")
         for index, digest in enumerate(self.digests):
             pointer = f"/source/disk/digests/{index}"
             name = PurePosixPath(digest.name)
@@ -119,7 +102,7 @@ class SharedMemoryWeights:
         pointer = "/source/tensors/shared_memory"
         if not self.object_name or "/" in self.object_name or "\0" in self.object_name:
             raise fault(f"{pointer}/object_name", "must be a name without slashes")
-        _check_unique((one.spec.name for one in self.tensors), f"{pointer}/tensors")
+        check_unique((one.spec.name for one in self.tensors), f"{pointer}/tensors")
         for index, one in enumerate(self.tensors):
             if one.offset_bytes < 0 or one.offset_bytes + one.spec.size_bytes > self.size_bytes:
                 raise fault(f"{pointer}/tensors/{index}", "does not lie within the object")
@@ -171,7 +154,7 @@ class InlineWeights:
 
     def __post_init__(self) -> None:
         pointer = "/source/tensors/inline/tensors"
-        _check_unique((one.spec.name for one in self.tensors), pointer)
+        check_unique((one.spec.name for one in self.tensors), pointer)
         for index, one in enumerate(self.tensors):
             if one.data is not None and len(one.data) != one.spec.size_bytes:
                 raise fault(f"{pointer}/{index}/data", "is not as long as dtype and shape say")
@@ -218,7 +201,7 @@ class DistributedWeights:
         for name, rank in (("rank_offset", self.rank_offset), ("source_rank", self.source_rank)):
             if not 0 <= rank < self.world_size:
                 raise fault(f"{pointer}/{name}", "must be a rank of the group")
-        _check_unique((spec.name for spec in self.tensors), f"{pointer}/tensors")
+        check_unique((spec.name for spec in self.tensors), f"{pointer}/tensors")
 
     def check_ranks(self, ranks: int) -> None:
         """Whether an engine of so many ranks fits into the group beside the one that sends.
@@ -256,13 +239,16 @@ class DistributedWeights:
         )
 
 
-WeightSource: TypeAlias = DiskWeights | SharedMemoryWeights | InlineWeights | DistributedWeights
+WeightSource: TypeAlias = (
+    DiskWeights | SharedMemoryWeights | InlineWeights | DistributedWeights | SessionWeights
+)
 
 _READERS: Mapping[str, Callable[[JsonObject], WeightSource]] = {
     WeightSourceKind.DISK: DiskWeights.of,
     WeightSourceKind.SHARED_MEMORY: SharedMemoryWeights.of,
     WeightSourceKind.INLINE: InlineWeights.of,
     WeightSourceKind.DISTRIBUTED: DistributedWeights.of,
+    WeightSourceKind.SESSION: SessionWeights.of,
 }
 
 

@@ -14,6 +14,7 @@ from app.domain.commands import (
     ReconfigureServing,
     ReleaseResources,
     StartProfile,
+    UpdateWeights,
     check_revision,
 )
 from app.domain.errors import (
@@ -24,10 +25,11 @@ from app.domain.errors import (
     RequestsInFlight,
     UnknownOperation,
 )
-from app.domain.idempotency import KeyRecord, replay_of
+from app.domain.idempotency import replay_of
 from app.domain.kinds import Admission, DrainRule, OperationKind, OperationState
 from app.domain.operation import Actor, Operation, OperationEvent
 from app.domain.transitions import CancelRequested
+from app.domain.weight_sessions import SessionWeights
 from app.enginekit.execution import Execution, ExecutionSettings
 from app.enginekit.journal import Journal, LiveOperation
 from app.enginekit.phases import Interrupts
@@ -36,6 +38,7 @@ from app.enginekit.records import Record
 from app.enginekit.refusals import NamedBusy, Stopping
 from app.enginekit.requests import ReadOrder, check_deadline, check_target
 from app.enginekit.runtime import ProfilerRuntime, Runtime
+from app.enginekit.sessions import OpenSession, ReadStage, Sessions
 from app.enginekit.state import EngineState
 
 _K = OperationKind
@@ -65,11 +68,12 @@ class OrderDesk:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._interrupts: dict[str, Interrupts] = {}
         self._profiles: dict[str, ProfileRun] = {}
+        self._sessions = Sessions()
         self._stopping = False
 
     # ---- taking on ----
 
-    async def submit(self, order: ReadOrder, actor: Actor) -> str:
+    async def submit(self, order: ReadOrder | ReadStage, actor: Actor) -> str:
         """The id of the operation that the key stands for: a new one, already committed, or the
         earlier one of the same call.
 
@@ -81,19 +85,30 @@ class OrderDesk:
         self._keep(task)
         return await asyncio.shield(task)
 
-    async def _submit(self, order: ReadOrder, actor: Actor) -> str:
+    async def _submit(self, order: ReadOrder | ReadStage, actor: Actor) -> str:
         async with self._accepting:
-            known = await self._journal.by_key(order.key)
-            seen = None if known is None else KeyRecord(known.fingerprint, known.operation.id)
-            earlier = replay_of(seen, order.fingerprint)
+            earlier = replay_of(await self._journal.known(order.key), order.fingerprint)
             if earlier is not None:
+                if (session := self._sessions.of_operation(earlier)) is not None:
+                    session.heard()
                 return earlier
             if self._stopping:
                 raise Stopping("the engine is stopping")
+            if isinstance(order, ReadStage):
+                return await self._go_on(order)
             deadline_ms, joined = await self._judge(order)
             if joined is not None:
                 return joined
             return await self._accept(order, actor, deadline_ms)
+
+    async def _go_on(self, order: ReadStage) -> str:
+        """With the weight session that it names."""
+        order.command.check_supported(self._capabilities())
+        session = self._sessions.named(order.command.session_id)
+        await self._state.refresh()
+        check_revision(order.expected_revision, self._state.facts())
+        await session.take(order)
+        return session.operation_id
 
     async def _judge(self, order: ReadOrder) -> tuple[int, str | None]:
         """The deadline that holds, and the running operation that is this very order already."""
@@ -185,7 +200,16 @@ class OrderDesk:
             self._profiles[live.operation.id] = profile
             return profile.run
         hold_limit_ms = self._capabilities().limits.default_hold_limit_ms
-        return Execution(runtime, state, live, command, interrupts, settings, hold_limit_ms).run
+        session = None
+        if isinstance(command, UpdateWeights) and isinstance(command.source, SessionWeights):
+            # There before the operation can be found: its next call may follow at once.
+            session = OpenSession(
+                live, command, self._journal, interrupts, settings.default_lease_ms
+            )
+            self._sessions.add(session)
+        return Execution(
+            runtime, state, live, command, interrupts, settings, hold_limit_ms, session
+        ).run
 
     async def _run(self, operation_id: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -193,6 +217,7 @@ class OrderDesk:
         finally:
             del self._interrupts[operation_id]
             self._profiles.pop(operation_id, None)
+            self._sessions.forget(operation_id)
 
     def profile_run(self, operation_id: str) -> ProfileRun | None:
         """None: it has ended, or there never was one of that id."""

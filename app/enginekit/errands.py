@@ -10,9 +10,10 @@ from typing import Protocol
 from app.domain.commands import Command
 from app.domain.operation import JsonObject, JsonValue, Operation, OperationWarning, Progress
 from app.domain.transitions import Fact
-from app.enginekit.phases import Interrupts
+from app.enginekit.phases import Interrupts, OnEachRank
 from app.enginekit.records import NO_CHANGE, Change, Counters
-from app.enginekit.runtime import Conclusion, EngineDescription, Flushed, Observation
+from app.enginekit.runtime import Conclusion, EngineDescription, Flushed, Observation, Runtime
+from app.enginekit.sessions import OpenSession
 from app.enginekit.state import EngineState
 
 
@@ -39,6 +40,7 @@ class OverRanks(Protocol):
         *,
         part: str = "",
         before_commit: Callable[[], Awaitable[None]] | None = None,
+        before_prepare: Callable[[OnEachRank], Awaitable[None]] | None = None,
         rescue: bool = False,
     ) -> Conclusion:
         """`command` None: the order itself. `part` names a way over the ranks that is not the
@@ -57,10 +59,12 @@ class Record(Protocol):
 class Errand:
     """`undo` is what a failure or a cancellation has to put back in admission, with the counters
     that this raises. `end_requests` aborts all that is in flight; the number it returns is of
-    those that it ended. Raises OrderFailed or DeadlinePassed."""
+    those that it ended. Raises OrderFailed or DeadlinePassed. `session`: of an update in pieces."""
 
     operation: Operation
     command: Command
+    runtime: Runtime
+    session: OpenSession | None
     state: EngineState
     interrupts: Interrupts
     started_at: datetime

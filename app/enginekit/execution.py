@@ -19,6 +19,7 @@ from app.enginekit.phases import (
     CancelAsked,
     DeadlinePassed,
     Interrupts,
+    OnEachRank,
     OrderFailed,
     Report,
     Timings,
@@ -31,6 +32,7 @@ from app.enginekit.progress import ProgressWriter
 from app.enginekit.records import NO_CHANGE, REVISION, Change, Counters
 from app.enginekit.refusals import StoreUnavailable
 from app.enginekit.runtime import Conclusion, Observation, Order, Runtime, RuntimeFault
+from app.enginekit.sessions import OpenSession
 from app.enginekit.state import EngineState
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ _RETRY_S = 1.0
 class ExecutionSettings:
     timings: Timings
     progress_interval_s: float
+    default_lease_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Execution:
         interrupts: Interrupts,
         settings: ExecutionSettings,
         default_hold_limit_ms: int,
+        session: OpenSession | None = None,
     ) -> None:
         self._runtime = runtime
         self._state = state
@@ -80,6 +84,8 @@ class Execution:
         self._errand = Errand(
             operation=live.operation,
             command=command,
+            runtime=runtime,
+            session=session,
             state=state,
             interrupts=interrupts,
             started_at=state.now(),
@@ -129,6 +135,7 @@ class Execution:
         *,
         part: str = "",
         before_commit: Callable[[], Awaitable[None]] | None = None,
+        before_prepare: Callable[[OnEachRank], Awaitable[None]] | None = None,
         rescue: bool = False,
     ) -> Conclusion:
         operation_id = self._live.operation.id
@@ -145,7 +152,13 @@ class Execution:
             deadline_at=interrupts.deadline_at,
         )
         return await TwoPhase(
-            self._runtime, order, interrupts, report, self._timings, before_commit
+            self._runtime,
+            order,
+            interrupts,
+            report,
+            self._timings,
+            before_commit,
+            before_prepare,
         ).run()
 
     async def _end_requests(self, message: str) -> int:

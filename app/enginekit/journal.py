@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from app.domain.errors import TooManyOperations, UnknownOperation
+from app.domain.idempotency import KeyRecord
 from app.domain.kinds import OperationKind
 from app.domain.operation import Operation, OperationEvent
 from app.domain.transitions import Advanced, Fact, Rejected, Started, accepted_event, advance
-from app.enginekit.records import NO_CHANGE, Change, Counters, Record
+from app.enginekit.records import NO_CHANGE, Change, Counters, FurtherKey, Record
 from app.enginekit.refusals import StoreUnavailable
 from app.enginekit.store import OperationStore, StoreFull
 
@@ -28,10 +29,11 @@ T = TypeVar("T")
 
 
 class LiveOperation:
-    """An open operation of this life, with all its events. Followers wait on it."""
+    """An open operation of this life, with all its events and keys. Followers wait on it."""
 
     def __init__(self, record: Record, accepted: OperationEvent) -> None:
         self.record = record
+        self.keys = [record.key]
         self.events: list[OperationEvent] = [accepted]
         self._changed = asyncio.Event()
 
@@ -76,7 +78,7 @@ class Journal:
         self._lock = asyncio.Lock()
         self._writes: set[asyncio.Task[Any]] = set()
         self._live: dict[str, LiveOperation] = {}
-        self._live_by_key: dict[str, LiveOperation] = {}
+        self._live_by_key: dict[str, tuple[LiveOperation, str]] = {}  # with the fingerprint
         self.counters = counters
         self.broken = False
 
@@ -141,7 +143,14 @@ class Journal:
 
     async def by_key(self, key: str) -> Record | None:
         live = self._live_by_key.get(key)
-        return live.record if live else await self._call(self._store.by_key, key)
+        return live[0].record if live else await self._call(self._store.by_key, key)
+
+    async def known(self, key: str) -> KeyRecord | None:
+        """The call that the key was used for, and its operation."""
+        live = self._live_by_key.get(key)
+        if live is not None:
+            return KeyRecord(live[1], live[0].operation.id)
+        return await self._call(self._store.known, key)
 
     async def follow(
         self, operation_id: str
@@ -192,7 +201,7 @@ class Journal:
                 ) from None
             live = LiveOperation(record, accepted)
             self._live[operation.id] = live
-            self._live_by_key[record.key] = live
+            self._live_by_key[record.key] = live, fingerprint
         return live
 
     async def record(
@@ -202,14 +211,16 @@ class Journal:
         *,
         change: Change = NO_CHANGE,
         then: Callable[[], None] | None = None,
+        further: FurtherKey | None = None,
     ) -> bool:
         """Commit what has happened, with the counters it raises. `fact_of` is given the counters
-        as they will be; `then` runs after the commit and before anyone is told.
+        as they will be; `then` runs after the commit and before anyone is told. `further`: of the
+        call that made it happen; the operation is found by that key from now on.
 
         False when the operation's state admits no such fact: nothing was written. Raises
         StoreUnavailable.
         """
-        return await self._whole(self._record(live, fact_of, change, then))
+        return await self._whole(self._record(live, fact_of, change, then, further))
 
     async def _record(
         self,
@@ -217,6 +228,7 @@ class Journal:
         fact_of: Callable[[Counters], Fact],
         change: Change,
         then: Callable[[], None] | None,
+        further: FurtherKey | None,
     ) -> bool:
         async with self._lock:
             counters = self.counters.after(change)
@@ -224,13 +236,17 @@ class Journal:
             advanced = advance(before, fact_of(counters), self._now())
             if isinstance(advanced, Rejected):
                 return False
-            await self._write(lambda: self._store.record(before, advanced, counters))
+            await self._write(lambda: self._store.record(before, advanced, counters, further))
             self.counters = counters
+            if further is not None:
+                self._live_by_key[further.key] = live, further.fingerprint
+                live.keys.append(further.key)
             if then is not None:
                 then()
             if advanced.operation.done:
                 del self._live[before.id]
-                del self._live_by_key[live.record.key]
+                for key in live.keys:
+                    del self._live_by_key[key]
             live.take(advanced)
         return True
 

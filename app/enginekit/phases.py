@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 Report = Callable[[RankReport], Awaitable[None]]
 Step = Callable[[Order, int], Awaitable[None]]
+OnEachRank = Callable[[Step], Awaitable[None]]
+"""A step on all ranks at once, which can be cancelled. What it raises is for the `TwoPhase`."""
 
 
 class CancelAsked(Exception):
@@ -108,8 +110,9 @@ def _look_at(task: asyncio.Task[Any]) -> None:
 
 
 class TwoPhase:
-    """One order's way over the ranks. `before_commit` runs when all have prepared; what it raises
-    ends the order like a fault of the preparation."""
+    """One order's way over the ranks. `before_prepare` has steps of its own to take on the ranks;
+    `before_commit` runs when all have prepared. What they raise ends the order like a fault of the
+    preparation."""
 
     def __init__(
         self,
@@ -119,6 +122,7 @@ class TwoPhase:
         report: Report,
         timings: Timings,
         before_commit: Callable[[], Awaitable[None]] | None = None,
+        before_prepare: Callable[[OnEachRank], Awaitable[None]] | None = None,
     ) -> None:
         self._runtime = runtime
         self._order = order
@@ -126,6 +130,7 @@ class TwoPhase:
         self._report = report
         self._timings = timings
         self._before_commit = before_commit
+        self._before_prepare = before_prepare
         self._unfinished: set[int] = set()
         self._faults: dict[int, RuntimeFault] = {}  # in the order in which they came
         self._left_behind: set[int] = set()
@@ -135,6 +140,8 @@ class TwoPhase:
         """Raises OrderFailed, CancelAsked or DeadlinePassed, each after a complete rollback; a
         rollback that is not complete is always OrderFailed with `not_rolled_back`."""
         try:
+            if self._before_prepare is not None:
+                await self._before_prepare(self._on_each_rank)
             await self._phase(self._runtime.prepare, RankState.PREPARED, cancellable=True)
             if self._before_commit is not None:
                 await self._before_commit()
@@ -163,19 +170,24 @@ class TwoPhase:
             faults = dict.fromkeys(self._unfinished or self._runtime.ranks, unexpected())
             raise OrderFailed(self._error(faults, lost), lost) from error
 
-    async def _phase(self, step: Step, done: RankState, *, cancellable: bool) -> None:
+    async def _on_each_rank(self, step: Step) -> None:
+        await self._phase(step, None, cancellable=True)
+
+    async def _phase(self, step: Step, done: RankState | None, *, cancellable: bool) -> None:
         work = self._each_rank(step, done)
         await self._interrupts.guard(work, cancellable=cancellable)
         if self._faults:
             raise _Faults
 
-    async def _each_rank(self, step: Step, done: RankState) -> None:
+    async def _each_rank(self, step: Step, done: RankState | None) -> None:
         """Ends with the first fault of a preparation. Others who commit get a little time after a
-        fault, and no more: they may wait for the very rank that failed."""
+        fault, and no more: they may wait for the very rank that failed. `done` None: a rank that
+        has done its part is not worth a report."""
         ranks = self._runtime.ranks
+        name = "stage" if done is None else done.value
         self._unfinished = set(ranks)
         at_work = {
-            asyncio.create_task(self._one(step, rank), name=f"{done.value} rank {rank}"): rank
+            asyncio.create_task(self._one(step, rank), name=f"{name} rank {rank}"): rank
             for rank in ranks
         }
         pending = set(at_work)
@@ -190,7 +202,8 @@ class TwoPhase:
                 for rank, fault in sorted((at_work[task], task.result()) for task in ended):
                     self._unfinished.discard(rank)
                     if fault is None:
-                        await self._report(RankReport(rank, done))
+                        if done is not None:
+                            await self._report(RankReport(rank, done))
                     else:
                         self._faults[rank] = fault
                         await self._report(RankReport(rank, RankState.FAILED, fault.message))

@@ -15,10 +15,11 @@ from app.domain.kinds import (
     ProfileState,
     RevisionSource,
     WeightSourceKind,
+    WeightTransferBackend,
 )
 from app.enginekit.carrying_out import CARRYING_OUT
 from app.enginekit.records import Record
-from app.enginekit.runtime import ProfilerRuntime, Runtime
+from app.enginekit.runtime import ProfilerRuntime, Runtime, WeightSessionRuntime
 from app.enginekit.settings import KitSettings
 from app.enginekit.state import EngineState
 from app.enginekit.vocabulary import (
@@ -56,6 +57,10 @@ def capabilities_of(runtime: Runtime, settings: KitSettings) -> Capabilities:
     if not pauses:
         operations -= _REST_ON_PAUSES
     modes = offered.pause_modes if pauses else frozenset()
+    sessions = _sessions(runtime, offered, operations)
+    sources = offered.weight_sources - {WeightSourceKind.SESSION}
+    if sessions:
+        sources |= {WeightSourceKind.SESSION}
     drains = _drain_rules(modes) if operations & _DRAINING else frozenset()
     # The drain is the kit's own, and so is the power to break it off.
     cancellable = (offered.cancellable | {OperationKind.PAUSE}) & operations
@@ -65,8 +70,8 @@ def capabilities_of(runtime: Runtime, settings: KitSettings) -> Capabilities:
         cancellable=cancellable - {OperationKind.ABORT_REQUESTS},
         new_requests=frozenset(NewRequests) if pauses else frozenset(),
         drain_rules=drains,
-        weight_sources=offered.weight_sources - {WeightSourceKind.SESSION},
-        weight_sessions=frozenset(),
+        weight_sources=sources,
+        weight_sessions=sessions,
         models=runtime.describe().models,
         world_size=len(runtime.ranks),
         limits=Limits(
@@ -80,6 +85,15 @@ def capabilities_of(runtime: Runtime, settings: KitSettings) -> Capabilities:
             max_held_requests=settings.max_held_requests,
         ),
     )
+
+
+def _sessions(
+    runtime: Runtime, offered: Capabilities, operations: frozenset[OperationKind]
+) -> frozenset[str]:
+    takes_pieces = isinstance(runtime, WeightSessionRuntime)
+    if OperationKind.UPDATE_WEIGHTS not in operations or not takes_pieces:
+        return frozenset()
+    return offered.weight_sessions & frozenset(WeightTransferBackend)
 
 
 def _drain_rules(modes: frozenset[PauseMode]) -> frozenset[str]:

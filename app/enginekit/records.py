@@ -70,6 +70,14 @@ class Record:
         return replace(self, operation=operation)
 
 
+@dataclass(frozen=True, slots=True)
+class FurtherKey:
+    """Of a call that goes on with an operation; `fingerprint` is of that call."""
+
+    key: str
+    fingerprint: str
+
+
 def operation_text(op: Operation) -> str:
     """JSON; `operation_from` reads it back."""
     progress, error, verification = op.progress, op.error, op.verification

@@ -18,6 +18,7 @@ from app.domain.errors import (
     Aborted,
     AlreadyExists,
     ChadburnError,
+    ChunkOutOfOrder,
     DeadlineExceeded,
     EngineBusy,
     FailedPrecondition,
@@ -226,6 +227,8 @@ def _metadata(error: ChadburnError) -> dict[str, str]:
             "given_release_epoch": str(error.given),
             "current_release_epoch": str(error.current),
         }
+    if isinstance(error, ChunkOutOfOrder):
+        told |= {"given_index": str(error.given), "expected_index": str(error.expected)}
     if isinstance(error, EngineBusy) and isinstance(error, NamedBusy):
         told["idempotency_key"] = error.idempotency_key
     return told

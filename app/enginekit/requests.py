@@ -29,6 +29,8 @@ from app.domain.errors import (
 )
 from app.domain.idempotency import check_key
 from app.domain.kinds import NewRequests, OperationKind, ReconfigurableField, ResourceKind
+from app.enginekit.session_requests import goes_on, read_stage, refuse_sessions
+from app.enginekit.sessions import ReadStage
 from app.enginekit.vocabulary import (
     CACHE_KIND,
     CONTENT_POLICY,
@@ -66,21 +68,31 @@ class ReadOrder:
     whole_engine: bool
 
 
-def read_offered(request: OrderRequest, can: Capabilities) -> ReadOrder:
+def read_offered(request: OrderRequest, can: Capabilities) -> ReadOrder | ReadStage:
     """Like `read_order`. What is malformed and not offered anyway is UnsupportedOperation."""
     try:
         return read_order(request)
     except InvalidArgument:
         kind = KIND_OF[type(request)]
-        if kind in can.operations:
-            raise
-        raise UnsupportedOperation(f"this engine does not offer {kind.value}") from None
+        if kind not in can.operations:
+            raise UnsupportedOperation(f"this engine does not offer {kind.value}") from None
+        if isinstance(request, admin_pb2.UpdateWeightsRequest):
+            refuse_sessions(request, can)
+        raise
 
 
-def read_order(request: OrderRequest) -> ReadOrder:
+def read_order(request: OrderRequest) -> ReadOrder | ReadStage:
     """Raises InvalidArgument. Capabilities and state are looked at later."""
     refuse_unknown_fields(request)
     key = _key(request)
+    if isinstance(request, admin_pb2.UpdateWeightsRequest) and goes_on(request):
+        return ReadStage(
+            command=read_stage(request),
+            key=key,
+            fingerprint=fingerprint(request),
+            expected_revision=_expected_revision(request),
+            model=_model(request),
+        )
     deadline_ms = request.deadline_ms if request.HasField("deadline_ms") else None
     if deadline_ms == 0:
         raise _fault("/deadline_ms", "must be above 0 ms")
@@ -88,9 +100,7 @@ def read_order(request: OrderRequest) -> ReadOrder:
         command=_READERS[type(request)](request),
         key=key,
         fingerprint=fingerprint(request),
-        expected_revision=(
-            request.expected_revision if request.HasField("expected_revision") else None
-        ),
+        expected_revision=_expected_revision(request),
         deadline_ms=deadline_ms,
         whole_engine=request.WhichOneof("target") == "whole_engine",
     )
@@ -157,6 +167,10 @@ def _key(request: OrderRequest | admin_pb2.StopProfileRequest) -> str:
     except MalformedIdempotencyKey as malformed:
         fault = FieldFault("/idempotency_key", "must be 1 to 128 printable ASCII characters")
         raise MalformedIdempotencyKey(malformed.message, faults=(fault,)) from None
+
+
+def _expected_revision(request: OrderRequest) -> int | None:
+    return request.expected_revision if request.HasField("expected_revision") else None
 
 
 def _model(request: OrderRequest | admin_pb2.StopProfileRequest) -> str | None:

@@ -23,9 +23,9 @@ happens to new requests never reaches the ranks.
 
 What is optional. An engine that offers only some operations implements those: every order comes
 through the same four methods, and one whose kind `capabilities` does not name never comes.
-Profiles and cache events have ports of their own, `ProfilerRuntime` and `KvEventRuntime`; what a
-runtime does not implement is not advertised. Release, reconfiguration and updates rest on pauses
-and are not offered without them.
+Profiles, cache events and weights in pieces have ports of their own, `ProfilerRuntime`,
+`KvEventRuntime` and `WeightSessionRuntime`; what a runtime does not implement is not advertised.
+Release, reconfiguration and updates rest on pauses and are not offered without them.
 
 Orders that pause by themselves. A release or reconfiguration of an engine that is open, and an
 update with `PauseAround`, send a `Pause` and later a `Resume` of their own, with an
@@ -68,6 +68,7 @@ from app.domain.facts import LoraFact, WeightsFact
 from app.domain.kinds import AbortOutcome, CacheKind, Component, EngineRole, ResourceKind
 from app.domain.operation import Progress
 from app.domain.ranks import RankReport
+from app.domain.weight_sessions import Chunk
 from app.rpc.openengine.v1 import generation_pb2, kv_pb2
 
 
@@ -351,6 +352,25 @@ class ProfilerRuntime(Protocol):
         """Stop recording on every rank, and write the files. Called once for each profile that
         started. RuntimeFault, or cancellation at the deadline: recording has stopped all the
         same, and nothing half written is left."""
+
+
+@runtime_checkable
+class WeightSessionRuntime(Protocol):
+    """A runtime that takes the weights of one update in pieces, by the ways that its capabilities
+    name as `weight_sessions`. The order is an UpdateWeights whose source is a `SessionWeights`.
+
+    Both methods belong to the preparation: they raise RuntimeFault, touch nothing that is live, may
+    be cancelled, and a rollback ends the order on every rank, at any time from the first call on.
+    `prepare` comes when all pieces are there: check that they are a whole, then go on as with any
+    update. The kit keeps keys, order and lease; a piece comes once.
+    """
+
+    async def open_session(self, order: Order, rank: int) -> None:
+        """First: whatever the pieces need to travel (a process group is joined here)."""
+
+    async def stage_chunk(self, order: Order, rank: int, chunk: Chunk) -> None:
+        """Put one piece beside the live weights. Asked of all ranks at once, one piece at a time,
+        in the order of their indices."""
 
 
 @runtime_checkable

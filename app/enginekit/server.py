@@ -140,6 +140,7 @@ class EngineServer:
                     straggler_s=settings.straggler_s,
                 ),
                 progress_interval_s=settings.progress_interval_s,
+                default_lease_ms=settings.default_lease_ms,
             ),
             capabilities=self._capabilities,
             new_id=self._new_id,

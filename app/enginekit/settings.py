@@ -56,6 +56,7 @@ class KitSettings:
     max_held_requests: int = 1024
     default_deadline_ms: int = 600_000
     max_deadline_ms: int = 3_600_000
+    default_lease_ms: int = 60_000  # of a weight session that does not say how long it waits
     key_retention_ms: int = DAY_MS
     operations_kept: int = 10_000
     max_message_bytes: int = 64 * 1024 * 1024
@@ -77,7 +78,8 @@ class KitSettings:
         ):
             if not 0 < getattr(self, default) <= getattr(self, longest):
                 raise SettingsError(f"{default}: must be above 0 and at most {longest}")
-        for name in ("max_held_requests", "operations_kept", "max_message_bytes"):
+        at_least_one = ("max_held_requests", "operations_kept", "max_message_bytes")
+        for name in (*at_least_one, "default_lease_ms"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name}: must be above 0")
         self._check_listener("inference", self.inference_address, self.inference_verifier)

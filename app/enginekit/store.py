@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from app.domain.idempotency import KeyRecord
 from app.domain.kinds import FailureEffect
 from app.domain.operation import Operation, OperationError, OperationEvent
 from app.domain.transitions import Advanced, Failed, Rejected, advance
 from app.enginekit.records import (
     EVERYTHING,
     Counters,
+    FurtherKey,
     Record,
     event_from,
     event_row,
@@ -27,7 +29,7 @@ from app.enginekit.records import (
 )
 
 FILE_NAME = "operations.sqlite3"
-_VERSION = 1
+_VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE engine (
@@ -71,6 +73,22 @@ CREATE TABLE events (
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX one_end ON events (operation_id)
     WHERE type IN ('completed', 'failed', 'cancelled');
+"""
+
+# Version 2: an operation that several calls order has a key for each of them.
+_FURTHER_KEYS = """
+CREATE TABLE further_keys (
+    idempotency_key TEXT PRIMARY KEY,
+    operation_id TEXT NOT NULL REFERENCES operations (id) ON DELETE CASCADE,
+    fingerprint TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX further_keys_of_operation ON further_keys (operation_id);
+CREATE TRIGGER further_keys_are_new BEFORE INSERT ON further_keys
+WHEN EXISTS (SELECT 1 FROM operations WHERE idempotency_key = NEW.idempotency_key)
+BEGIN SELECT RAISE(ABORT, 'the key has an operation'); END;
+CREATE TRIGGER first_keys_are_new BEFORE INSERT ON operations
+WHEN EXISTS (SELECT 1 FROM further_keys WHERE idempotency_key = NEW.idempotency_key)
+BEGIN SELECT RAISE(ABORT, 'the key has an operation'); END;
 """
 
 
@@ -179,11 +197,23 @@ class OperationStore:
             )
             self._append(cursor, accepted)
 
-    def record(self, before: Operation, advanced: Advanced, counters: Counters) -> None:
-        """State, event and counters in one transaction. Raises Superseded."""
+    def record(
+        self,
+        before: Operation,
+        advanced: Advanced,
+        counters: Counters,
+        further: FurtherKey | None = None,
+    ) -> None:
+        """State, event, counters and the key of the call in one transaction. Raises Superseded."""
         with self._writing() as cursor:
             self._write(cursor, before, advanced)
             self._set(cursor, counters)
+            if further is not None:
+                cursor.execute(
+                    "INSERT INTO further_keys (idempotency_key, operation_id, fingerprint)"
+                    " VALUES (?, ?, ?)",
+                    (further.key, before.id, further.fingerprint),
+                )
 
     def set_counters(self, counters: Counters) -> None:
         with self._writing() as cursor:
@@ -193,7 +223,18 @@ class OperationStore:
         return self._one("id = ?", operation_id)
 
     def by_key(self, key: str) -> Record | None:
-        return self._one("idempotency_key = ?", key)
+        """By any of its keys."""
+        further = "id = (SELECT operation_id FROM further_keys WHERE idempotency_key = ?)"
+        return self._one("idempotency_key = ?", key) or self._one(further, key)
+
+    def known(self, key: str) -> KeyRecord | None:
+        """What the key was used for."""
+        row = self._db.execute(
+            "SELECT fingerprint, id FROM operations WHERE idempotency_key = :key UNION ALL"
+            " SELECT fingerprint, operation_id FROM further_keys WHERE idempotency_key = :key",
+            {"key": key},
+        ).fetchone()
+        return None if row is None else KeyRecord(*row)
 
     def events(self, operation_id: str) -> tuple[OperationEvent, ...]:
         rows = self._db.execute(
@@ -285,7 +326,7 @@ def _prepare(db: sqlite3.Connection, new_identity: str) -> str:
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA foreign_keys = ON")
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
-    if version not in (0, _VERSION):
+    if not 0 <= version <= _VERSION:
         raise StoreUnreadable(f"the store has version {version}, this engine knows {_VERSION}")
     db.execute("BEGIN IMMEDIATE")
     try:
@@ -293,6 +334,9 @@ def _prepare(db: sqlite3.Connection, new_identity: str) -> str:
             for statement in _statements(_SCHEMA):
                 db.execute(statement)
             db.execute("INSERT INTO engine VALUES (1, ?, '', 0, 0, 0)", (new_identity,))
+        if version < _VERSION:
+            for statement in _statements(_FURTHER_KEYS):
+                db.execute(statement)
             db.execute(f"PRAGMA user_version = {_VERSION}")
         identity = str(db.execute("SELECT identity FROM engine").fetchone()[0])
     except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 from app.domain.commands import Pause, PauseAround, UpdateWeights
@@ -12,6 +13,7 @@ from app.enginekit.errands import Ending, Errand, flushed_rows
 from app.enginekit.pausing import PAUSE_NOT_LIFTED, OwnPause
 from app.enginekit.records import REVISION, Counters
 from app.enginekit.runtime import Conclusion, Observation
+from app.enginekit.staging import stage_pieces
 
 _CACHE_KEPT = OperationWarning(
     "CACHE_KEPT",
@@ -39,7 +41,10 @@ async def update_weights(errand: Errand) -> Ending:
         await errand.record(Progressed(progress=Progress("committing")), REVISION, began)
 
     async with own.lifted_on_failure(errand):
-        conclusion = await errand.over_ranks(before_commit=before_commit)
+        conclusion = await errand.over_ranks(
+            before_prepare=partial(stage_pieces, errand) if errand.session else None,
+            before_commit=before_commit,
+        )
     lifted = await own.lift(errand)
     kept = command.cache_policy is CachePolicy.KEEP
     updates = state.weights.updates_since_flush + 1 if kept else 0

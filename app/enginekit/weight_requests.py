@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from app.domain.commands import PauseAround, UnderPause, UpdateWeights
-from app.domain.errors import FieldFault, InvalidArgument, UnsupportedOperation
-from app.domain.kinds import Component, NewRequests, TensorDtype
+from app.domain.kinds import Component, NewRequests
 from app.domain.weight_orders import AdmissionRule
 from app.domain.weight_sources import (
     DiskWeights,
@@ -16,22 +15,22 @@ from app.domain.weight_sources import (
     InlineWeights,
     SharedMemoryTensor,
     SharedMemoryWeights,
-    TensorSpec,
     WeightSource,
 )
+from app.enginekit.session_requests import read_begin
+from app.enginekit.tensor_requests import bad_field, read_spec
 from app.enginekit.vocabulary import (
     CACHE_POLICY,
     COLLECTIVE_BACKEND,
     COMPONENT,
     NEW_REQUESTS,
     PAUSE_MODE,
-    TENSOR_DTYPE,
 )
 from app.rpc.openengine.v1 import admin_pb2
 
 
 def read_update(request: admin_pb2.UpdateWeightsRequest, model: str | None) -> UpdateWeights:
-    """Raises InvalidArgument; UnsupportedOperation for a session, which no runtime port has."""
+    """Of a session the first call, BEGIN. Raises InvalidArgument."""
     return UpdateWeights(
         model=model,
         source=_source(request),
@@ -57,7 +56,7 @@ def _admission(request: admin_pb2.UpdateWeightsRequest) -> AdmissionRule:
         case "pause":
             return _pause(request.pause)
         case _:
-            raise _fault("/under_pause", "say under_pause or pause")
+            raise bad_field("/under_pause", "say under_pause or pause")
 
 
 def _pause(pause: admin_pb2.PauseAround) -> PauseAround:
@@ -80,9 +79,9 @@ def _source(request: admin_pb2.UpdateWeightsRequest) -> WeightSource:
         case "distributed":
             return _distributed(request.distributed)
         case "session":
-            raise UnsupportedOperation("this engine does not offer weight sessions")
+            return read_begin(request.session)
         case _:
-            raise _fault("/source", "say where the weights come from")
+            raise bad_field("/source", "say where the weights come from")
 
 
 def _disk(disk: admin_pb2.DiskWeights) -> DiskWeights:
@@ -100,21 +99,21 @@ def _tensors(tensors: admin_pb2.TensorWeights) -> WeightSource:
             pointer = "/tensors/inline/tensors"
             return InlineWeights(
                 tuple(
-                    InlineTensor.carrying(_spec(one.spec, f"{pointer}/{index}/spec"), one.data)
+                    InlineTensor.carrying(read_spec(one.spec, f"{pointer}/{index}/spec"), one.data)
                     for index, one in enumerate(tensors.inline.tensors)
                 )
             )
         case _:
-            raise _fault("/tensors", "say shared_memory or inline")
+            raise bad_field("/tensors", "say shared_memory or inline")
 
 
 def _shared_memory(memory: admin_pb2.SharedMemoryWeights) -> SharedMemoryWeights:
     found = []
     for index, one in enumerate(memory.tensors):
         pointer = f"/tensors/shared_memory/tensors/{index}"
-        spec = _spec(one.spec, f"{pointer}/spec")
+        spec = read_spec(one.spec, f"{pointer}/spec")
         if one.length_bytes != spec.size_bytes:
-            raise _fault(f"{pointer}/length_bytes", "is not what dtype and shape say")
+            raise bad_field(f"{pointer}/length_bytes", "is not what dtype and shape say")
         found.append(SharedMemoryTensor(spec, one.offset_bytes))
     return SharedMemoryWeights(
         object_name=memory.object_name.removeprefix("/"),
@@ -135,17 +134,7 @@ def _distributed(group: admin_pb2.DistributedWeights) -> DistributedWeights:
         group=group.group,
         source_rank=group.source_rank,
         tensors=tuple(
-            _spec(spec, f"{pointer}/tensors/{index}") for index, spec in enumerate(group.tensors)
+            read_spec(spec, f"{pointer}/tensors/{index}")
+            for index, spec in enumerate(group.tensors)
         ),
-    )
-
-
-def _spec(spec: admin_pb2.TensorSpec, pointer: str) -> TensorSpec:
-    dtype: TensorDtype = TENSOR_DTYPE.read(spec.dtype, f"{pointer}/dtype")
-    return TensorSpec(spec.name, dtype, tuple(spec.shape))
-
-
-def _fault(pointer: str, detail: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"{pointer.removeprefix('/')} {detail}", faults=(FieldFault(pointer, detail),)
     )

@@ -267,6 +267,34 @@ CATALOGUE: Mapping[str, Reason] = {
         "It came from another path.",
         "Unload it first, or choose another name.",
     ),
+    "SESSION_NOT_FOUND": Reason(
+        "No such weight session",
+        "No session of that name is open on the engine, or it is another caller's.",
+        "See how the operation that it belonged to has ended; begin another one.",
+    ),
+    "SESSION_CLOSED": Reason(
+        "The weight session takes nothing more",
+        "It is to be committed, or is being cancelled.",
+        "Follow the operation.",
+    ),
+    "SESSION_LEASE_EXPIRED": Reason(
+        "The weight session was given up",
+        "For as long as its lease nothing was heard of it. Weights are as before.",
+        "Begin another one, with a longer lease if the pieces take long.",
+    ),
+    "CHUNK_OUT_OF_ORDER": Reason(
+        "Another piece is due",
+        "Pieces of a weight session come in the order of their index, each once.",
+        "Send the one that is due; repeat a call under the key that it had.",
+    ),
+    "CHUNK_COUNT_MISMATCH": Reason(
+        "Pieces are missing",
+        "The commit names another number of pieces than were taken. Weights are as before.",
+        "Begin another session.",
+    ),
+    "TOO_MANY_CHUNKS": Reason(
+        "Too many pieces wait", "Those before it are still being staged.", "Wait for one of them."
+    ),
     "RESOURCES_RELEASED": Reason(
         "Resources are released", "It cannot serve without them.", "Restore them first."
     ),

@@ -16,6 +16,7 @@ from app.domain.kinds import (
     PauseMode,
     TensorDtype,
 )
+from app.domain.tensors import TensorSpec
 from app.domain.weight_orders import MAX_VERSION_CHARS, AdmissionRule
 from app.domain.weight_sources import (
     DiskWeights,
@@ -23,7 +24,6 @@ from app.domain.weight_sources import (
     FileDigest,
     SharedMemoryTensor,
     SharedMemoryWeights,
-    TensorSpec,
     WeightSource,
 )
 from app.http.bodies import BIGGEST, Address, Body, Count, OrderBody, sequence

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 from app.domain.kinds import TensorDtype
 from app.domain.operation import Progress
+from app.domain.tensors import TensorSpec
 from app.domain.weight_sources import (
     DiskWeights,
     DistributedWeights,
     InlineTensor,
     InlineWeights,
     SharedMemoryWeights,
-    TensorSpec,
     WeightSource,
 )
 from app.enginekit.runtime import Order, RuntimeFault

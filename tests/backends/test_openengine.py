@@ -38,6 +38,7 @@ from app.domain.kinds import (
     Verification,
 )
 from app.domain.operation import OperationError
+from app.domain.tensors import TensorSpec
 from app.domain.transitions import (
     Cancelled,
     Completed,
@@ -52,7 +53,6 @@ from app.domain.weight_sources import (
     FileDigest,
     SharedMemoryTensor,
     SharedMemoryWeights,
-    TensorSpec,
 )
 from app.rpc.openengine.v1 import admin_pb2, lifecycle_pb2
 from tests.backends.scripted_engine import (

@@ -55,6 +55,7 @@ from app.domain.operation import (
     Progress,
 )
 from app.domain.ranks import RankReport, RankState
+from app.domain.tensors import TensorSpec
 from app.domain.transitions import (
     Cancelled,
     CancelRequested,
@@ -73,6 +74,12 @@ from app.domain.transitions import (
     Started,
     Warned,
 )
+from app.domain.weight_sessions import (
+    DiskTransfer,
+    IpcTransfer,
+    NcclTransfer,
+    SessionWeights,
+)
 from app.domain.weight_sources import (
     DiskWeights,
     DistributedWeights,
@@ -81,7 +88,6 @@ from app.domain.weight_sources import (
     InlineWeights,
     SharedMemoryTensor,
     SharedMemoryWeights,
-    TensorSpec,
     WeightSource,
 )
 
@@ -308,6 +314,22 @@ sources: st.SearchStrategy[WeightSource] = st.one_of(
         group=words,
         source_rank=st.integers(min_value=0, max_value=2),
         tensors=spec_lists.map(tuple),
+    ),
+    st.builds(
+        SessionWeights,
+        session_id=labels,
+        transfer=st.builds(DiskTransfer, labels)
+        | st.just(IpcTransfer())
+        | st.builds(
+            NcclTransfer,
+            address=labels,
+            port=st.integers(min_value=1, max_value=65535),
+            world_size=st.integers(min_value=3, max_value=9),
+            rank_offset=st.integers(min_value=1, max_value=2),
+            backend=st.sampled_from(CollectiveBackend),
+            group=words,
+        ),
+        lease_ms=st.none() | st.integers(min_value=1, max_value=2**40),
     ),
 )
 admissions = st.one_of(

@@ -59,6 +59,7 @@ from app.domain.kinds import (
     WeightSourceKind,
     WeightsState,
 )
+from app.domain.tensors import TensorSpec
 from app.domain.weight_sources import (
     DiskWeights,
     DistributedWeights,
@@ -67,7 +68,6 @@ from app.domain.weight_sources import (
     InlineWeights,
     SharedMemoryTensor,
     SharedMemoryWeights,
-    TensorSpec,
     WeightSource,
 )
 from tests.domain.strategies import NOON, engine_facts, restores

@@ -1079,16 +1079,28 @@ Global___DistributedWeights: _TypeAlias = DistributedWeights  # noqa: Y015
 
 @_typing.final
 class NcclTransfer(_message.Message):
+    """A process group of the trainer's that the engine's ranks join at BEGIN and leave at the end."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ADDRESS_FIELD_NUMBER: _builtins.int
     PORT_FIELD_NUMBER: _builtins.int
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
     RANK_OFFSET_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    SOURCE_RANK_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     port: _builtins.int
     world_size: _builtins.int
+    """Trainer and engine ranks together."""
     rank_offset: _builtins.int
+    """Group rank of the engine's rank 0."""
+    backend: Global___CollectiveBackend.ValueType
+    """Absent: NCCL."""
+    group: _builtins.str
+    source_rank: _builtins.int
+    """Group rank that broadcasts."""
     def __init__(
         self,
         *,
@@ -1096,17 +1108,24 @@ class NcclTransfer(_message.Message):
         port: _builtins.int = ...,
         world_size: _builtins.int = ...,
         rank_offset: _builtins.int = ...,
+        backend: Global___CollectiveBackend.ValueType | None = ...,
+        group: _builtins.str = ...,
+        source_rank: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_backend", b"_backend", "backend", b"backend"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "port", b"port", "rank_offset", b"rank_offset", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backend", b"_backend", "address", b"address", "backend", b"backend", "group", b"group", "port", b"port", "rank_offset", b"rank_offset", "source_rank", b"source_rank", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__backend: _TypeAlias = _typing.Literal["backend"]  # noqa: Y015
+    _WhichOneofArgType__backend: _TypeAlias = _typing.Literal["_backend", b"_backend"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__backend) -> _WhichOneofReturnType__backend | None: ...
 
 Global___NcclTransfer: _TypeAlias = NcclTransfer  # noqa: Y015
 
 @_typing.final
 class IpcTransfer(_message.Message):
+    """Memory that another process on the engine's machine shares; each chunk says which."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -1122,6 +1141,8 @@ Global___IpcTransfer: _TypeAlias = IpcTransfer  # noqa: Y015
 
 @_typing.final
 class DiskTransfer(_message.Message):
+    """Safetensors files below one of the engine's allowed roots."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PATH_FIELD_NUMBER: _builtins.int
@@ -1141,6 +1162,8 @@ Global___DiskTransfer: _TypeAlias = DiskTransfer  # noqa: Y015
 
 @_typing.final
 class NcclChunk(_message.Message):
+    """What is broadcast next, once every rank has said that it takes part."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TENSORS_FIELD_NUMBER: _builtins.int
@@ -1151,7 +1174,9 @@ class NcclChunk(_message.Message):
     packed_buffer_bytes: _builtins.int
     packed_buffers: _builtins.int
     @_builtins.property
-    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
+    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]:
+        """In the order in which they are broadcast."""
+
     def __init__(
         self,
         *,
@@ -1183,7 +1208,9 @@ class IpcHandle(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     OFFSET_BYTES_FIELD_NUMBER: _builtins.int
     device_uuid: _builtins.str
+    """Empty: in the host's memory."""
     handle: _builtins.bytes
+    """The device's own; in the host's memory the object's name, in ASCII."""
     offset_bytes: _builtins.int
     def __init__(
         self,
@@ -1257,7 +1284,9 @@ class WeightSessionBegin(_message.Message):
     IPC_FIELD_NUMBER: _builtins.int
     DISK_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
-    """Without a call for this long the session aborts itself."""
+    """Without a call for this long the session aborts itself; a repeated call counts. Absent: the
+    engine's default. It no longer holds once COMMIT is accepted.
+    """
     @_builtins.property
     def nccl(self) -> Global___NcclTransfer: ...
     @_builtins.property
@@ -1362,7 +1391,16 @@ Global___WeightSessionAbort: _TypeAlias = WeightSessionAbort  # noqa: Y015
 
 @_typing.final
 class WeightSession(_message.Message):
-    """Several calls that make ONE operation: begin, chunks, then commit or abort."""
+    """Several calls that make ONE operation: begin, chunks, then commit or abort. Each call has a key of
+    its own and is safe to repeat under it; the answer to each is the stream of that one operation,
+    from its first event, and a caller that has heard enough cancels the RPC. GetOperation finds the
+    operation by any of the keys.
+
+    BEGIN says all that an update says. The other stages leave weight_version, cache_policy,
+    components, admission, check_finite and deadline_ms out: they were said. What has become of the
+    chunks is told by progress events of the unit `chunks`: `done` are staged on every rank, `total`
+    are accepted.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1372,6 +1410,7 @@ class WeightSession(_message.Message):
     COMMIT_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
+    """The caller's; 1..128 printable ASCII without blanks. It names the operation."""
     @_builtins.property
     def begin(self) -> Global___WeightSessionBegin: ...
     @_builtins.property
