@@ -68,6 +68,7 @@ class Stage:
         self.ranks = range(settings.core.tensor_parallel_size)
         self.rank_timeout_s = settings.order_deadline_s
         self.clients: Clients
+        self.sound = True  # set by tests: left as it was found
         self._stack = AsyncExitStack()
         self._segments: dict[str, pb.SharedMemoryWeights] = {}
 
@@ -78,6 +79,8 @@ class Stage:
     async def start_again(self) -> None:
         """The engine as a whole, with what its store remembers."""
         await self._stack.aclose()
+        for rank in self.ranks:
+            self.faults.disarm(rank)
         await self.start()
 
     async def close(self) -> None:
