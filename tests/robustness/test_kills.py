@@ -95,11 +95,11 @@ async def made(
 
 
 @pytest.fixture
-async def broken(made: Stage) -> AsyncIterator[Stage]:
+async def broken(made: Stage) -> Stage:
     """An engine that serves; a test that failed leaves the next one another."""
     if not made.sound:
         await made.start_again()
-    yield made
+    return made
 
 
 async def ended(told: Told) -> pb.AdminOperationEvent | None:
