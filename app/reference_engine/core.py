@@ -12,6 +12,14 @@ from app.reference_engine import change_orders as c
 from app.reference_engine import messages as m
 from app.reference_engine.cache_changes import CacheChanged
 from app.reference_engine.errors import OrderRefused
+from app.reference_engine.handoff_messages import (
+    CollectKv,
+    DeliverKv,
+    KvDelivered,
+    KvExport,
+    KvImport,
+    KvSource,
+)
 from app.reference_engine.holding import Holding
 from app.reference_engine.output import Output
 from app.reference_engine.sampler import NoFiniteLogits, Row, Scored, sample, score
@@ -76,9 +84,15 @@ class EngineCore:
                 return m.Done(), []
             case m.Shutdown():
                 return m.Done(), []
+            case DeliverKv(request_id, source):
+                return self._deliver(request_id, source), []
+            case CollectKv(request_id):
+                return self._holding.collect(request_id), []
             case c.CommitChange(change_id):
                 return self._commit(change_id), []
             case c.UndoChange(change_id):
+                # It may have been computed by the weights that are given up.
+                self._scheduler.drop_arrivals()
                 return self._staging.undo(change_id), []
             case c.SettleChange(change_id):
                 return self._staging.settle(change_id), []
@@ -101,7 +115,8 @@ class EngineCore:
         spans = [
             m.StepSpan(chunk.start, chunk.count, tuple(chunk.sequence.blocks)) for chunk in chunks
         ]
-        plan = m.StepPlan(tuple(token_ids), tuple(spans))
+        imports, exports = _handed_over(chunks)
+        plan = m.StepPlan(tuple(token_ids), tuple(spans), imports, exports)
         self._announce(plan)
         rows = self._holding.compute(plan)
         self._scheduler.advance(chunks)
@@ -117,6 +132,9 @@ class EngineCore:
     def _extend(self, chunk: Chunk, row: Row) -> list[m.RequestReport]:
         """Sample the sequence's next token from its row of logits."""
         sequence, request = chunk.sequence, chunk.sequence.request
+        if request.export_to and np.isfinite(row.max()):
+            usage = self._take_out(sequence)
+            return [m.Prefilled(request_id=request.request_id, usage=usage)]
         output = self._outputs[sequence.request_id]
         try:
             token_id = sample(
@@ -190,6 +208,10 @@ class EngineCore:
             _, reports = self._abort((request.request_id,), self._closed_message)
             return m.Submitted(status), reports
         return m.Submitted(status), []
+
+    def _deliver(self, request_id: str, source: KvSource) -> m.Result:
+        self._holding.check_weights(source)
+        return KvDelivered(self._scheduler.deliver(request_id, source))
 
     def _abort(
         self, ids: tuple[str, ...] | None, message: str
@@ -276,6 +298,7 @@ class EngineCore:
                     if one.output_length
                 )
                 freed = 0
+                self._scheduler.weights_changed()
                 if flush:
                     self._scheduler.recompute()
                     freed = self._scheduler.flush().freed
@@ -293,3 +316,17 @@ class EngineCore:
             completion_tokens=output.length,
             cached_prompt_tokens=sequence.cached_prompt_tokens or 0,
         )
+
+
+def _handed_over(chunks: Many[Chunk]) -> tuple[tuple[KvImport, ...], tuple[KvExport, ...]]:
+    """What comes into the cache before a step, once, and what goes out after it."""
+    imports, exports = [], []
+    for chunk in chunks:
+        sequence, blocks = chunk.sequence, tuple(chunk.sequence.blocks)
+        if sequence.arriving is not None:
+            imports.append(KvImport(sequence.arriving, blocks))
+            sequence.arriving = None
+        if chunk.last and sequence.request.export_to:
+            request, tokens = sequence.request, sequence.prompt_length
+            exports.append(KvExport(request.request_id, request.export_to, tokens, blocks))
+    return tuple(imports), tuple(exports)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from app.reference_engine import change_orders as c
 from app.reference_engine import messages as m
+from app.reference_engine.handoff_messages import CollectKv
 from app.reference_engine.holding import Holding
 from app.reference_engine.staging import Staging
 
@@ -32,6 +33,8 @@ class Follower:
                 return self._staging.undo(change_id)
             case c.SettleChange(change_id):
                 return self._staging.settle(change_id)
+            case CollectKv(request_id):
+                return self._holding.collect(request_id)
         return m.Done()
 
     def compute(self, plan: m.StepPlan) -> None:

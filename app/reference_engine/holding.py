@@ -5,6 +5,7 @@ The first rank computes what its scheduler plans, the others compute along; both
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,9 +16,14 @@ from app.reference_engine import messages as m
 from app.reference_engine.change_orders import Resource
 from app.reference_engine.config import ModelConfig
 from app.reference_engine.errors import OrderRefused
+from app.reference_engine.handoff_messages import KvExport, KvSource, KvWritten
 from app.reference_engine.host_memory import HostCopy, bytes_of, sha256_of
+from app.reference_engine.kv_parts import read_part, write_part
 from app.reference_engine.model import KvCache, Llama, Span
 from app.reference_engine.sampler import Row
+
+# Nobody collects for a request whose caller left at the last moment.
+_WRITTEN_REMEMBERED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,8 @@ class Holding:
         self.bare = bare
         self.new_cache = new_cache
         self.unsettled = False
+        self._rank = bare.layout.rank
+        self._written: OrderedDict[str, KvWritten | str] = OrderedDict()
         model = None if weights is None else bare.with_weights(weights)
         cache = new_cache()
         # A step that leaves no trace.
@@ -75,8 +83,41 @@ class Holding:
         if model is None or cache is None or self.unsettled:
             raise OrderRefused("weights or KV cache are not there")
         spans = [Span(one.start, one.count, one.blocks) for one in plan.spans]
+        for arriving in plan.imports:
+            self.check_weights(arriving.source)
+            path = arriving.source.paths[self._rank]
+            read_part(cache, arriving.blocks, arriving.source.tokens, path)
         rows: Row = model.forward(plan.token_ids, spans, cache).numpy()
+        for leaving in plan.exports:
+            self._write(leaving, cache)
         return rows
+
+    def check_weights(self, source: KvSource) -> None:
+        """Raises OrderRefused for KV that these weights did not compute."""
+        ranks = self.bare.layout.world_size
+        if len(source.weights) != ranks or source.weights[self._rank] != self.held.sha256:
+            raise OrderRefused("the KV was computed by other weights")
+
+    def collect(self, request_id: str) -> KvWritten:
+        """What was written for a request, once. Raises OrderRefused where that failed."""
+        written = self._written.pop(request_id, None)
+        if not isinstance(written, KvWritten):
+            raise OrderRefused(written or "no KV was written for that request")
+        return written
+
+    def _write(self, leaving: KvExport, cache: KvCache) -> None:
+        """A part that can not be written fails its request, and not the rank."""
+        written: KvWritten | str
+        try:
+            size, sha256 = write_part(
+                cache, leaving.blocks, leaving.tokens, leaving.paths[self._rank]
+            )
+            written = KvWritten(bytes=size, sha256=sha256, weights=self.held.sha256)
+        except OSError as error:
+            written = f"the KV can not be written: {error.strerror}"
+        self._written[leaving.request_id] = written
+        while len(self._written) > _WRITTEN_REMEMBERED:
+            self._written.popitem(last=False)
 
     @property
     def device(self) -> torch.device:

@@ -11,6 +11,14 @@ from enum import StrEnum
 
 from app.reference_engine.cache_changes import CacheChanged
 from app.reference_engine.change_orders import ChangeOrder, ChangeResult, DiskSource
+from app.reference_engine.handoff_messages import (
+    CollectKv,
+    DeliverKv,
+    KvDelivered,
+    KvExport,
+    KvImport,
+    KvWritten,
+)
 from app.reference_engine.limits import CoreSettings
 
 
@@ -109,7 +117,11 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A request checked against the model's limits. ``cache_salt`` separates prefix caches."""
+    """A request checked against the model's limits. ``cache_salt`` separates prefix caches.
+
+    With ``export_to``, a path for each rank, the prompt alone is computed and its KV written there;
+    the request ends with Prefilled. With ``awaits_kv`` it is not computed before DeliverKv.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -118,6 +130,8 @@ class GenerationRequest:
     logprobs: Logprobs | None = None
     bypass_prefix_cache: bool = False
     cache_salt: str = ""
+    export_to: tuple[str, ...] = ()
+    awaits_kv: bool = False
 
 
 # ---- orders ----
@@ -168,7 +182,18 @@ class Shutdown:
     pass
 
 
-Order = Submit | Abort | SetGate | FlushPrefixCache | ReadLoad | Probe | Shutdown | ChangeOrder
+Order = (
+    Submit
+    | Abort
+    | SetGate
+    | FlushPrefixCache
+    | ReadLoad
+    | Probe
+    | Shutdown
+    | DeliverKv
+    | CollectKv
+    | ChangeOrder
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +208,12 @@ class StepSpan:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """What the first rank is about to compute; it stands in the log between the entries, and has
-    no number: the other ranks only ever compute along."""
+    no number: the other ranks only ever compute along. KV comes in before, and goes out after."""
 
     token_ids: tuple[int, ...]
     spans: tuple[StepSpan, ...]
+    imports: tuple[KvImport, ...] = ()
+    exports: tuple[KvExport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +297,17 @@ class Done:
     pass
 
 
-Result = Submitted | Aborted | GateSet | PrefixFlushed | LoadNumbers | Done | ChangeResult
+Result = (
+    Submitted
+    | Aborted
+    | GateSet
+    | PrefixFlushed
+    | LoadNumbers
+    | Done
+    | KvDelivered
+    | KvWritten
+    | ChangeResult
+)
 
 
 # ---- reports ----
@@ -391,5 +428,14 @@ class Failed:
     usage: Usage | None = None
 
 
-RequestReport = Tokens | Finished | Failed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilled:
+    """The prompt is computed, and each rank has written its part of the KV, or can not: what became
+    of it is collected."""
+
+    request_id: str
+    usage: Usage
+
+
+RequestReport = Tokens | Finished | Failed | Prefilled
 Report = Ack | Ready | StartFailed | Pong | Broken | CacheChanged | RequestReport

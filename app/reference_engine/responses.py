@@ -38,6 +38,8 @@ def response_of(report: m.RequestReport) -> pb.GenerateResponse:
             )
             usage = None if report.usage is None else _usage(report.usage)
             return pb.GenerateResponse(request_id=report.request_id, error=error, usage=usage)
+        case m.Prefilled():
+            raise TypeError("what was prefilled is told with its session")
 
 
 def _token(token: m.OutputToken) -> pb.TokenInfo:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from app.reference_engine.cache_changes import BlockStored, CacheChange
+from app.reference_engine.handoff_messages import KvSource
 from app.reference_engine.kv_cache import BlockPool, FlushCount, chain_hash, prefix_root
 from app.reference_engine.messages import (
     AbortStatus,
@@ -43,7 +44,8 @@ class SchedulerLimits:
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One live request. ``tokens`` is prompt and output; the KV of the first ``computed`` is in
-    ``blocks``. ``digests`` has the chain hash of every full block that was asked for so far."""
+    ``blocks``. ``digests`` has the chain hash of every full block that was asked for so far.
+    ``arriving`` is the KV of its prompt, until it is taken in."""
 
     request: GenerationRequest
     tokens: list[int]
@@ -54,6 +56,7 @@ class Sequence:
     published: int = 0
     generation: int = 0
     cached_prompt_tokens: int | None = None
+    arriving: KvSource | None = None
 
     @property
     def request_id(self) -> str:
@@ -92,6 +95,9 @@ class Scheduler:
         self._pool = pool
         self._running: list[Sequence] = []  # in order of admission, the youngest last
         self._waiting: deque[Sequence] = deque()
+        self._awaiting: dict[str, Sequence] = {}  # KV from another engine
+        # Findable blocks may be of earlier weights: those that serve on without a flush.
+        self._mixed = False
         self._live: dict[str, Sequence] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._gate = Gate.OPEN
@@ -109,13 +115,13 @@ class Scheduler:
     @property
     def runnable(self) -> bool:
         """Whether :meth:`plan` would find work."""
-        return self._gate is not Gate.FROZEN and bool(self._live)
+        return self._gate is not Gate.FROZEN and bool(self._running or self._waiting)
 
     def submit(self, request: GenerationRequest) -> SubmitStatus:
         """Put a request in line. One that exceeds the model or the pool must not come here."""
         if request.request_id in self._live:
             return SubmitStatus.DUPLICATE
-        if len(self._waiting) >= self._limits.max_waiting:
+        if len(self._waiting) + len(self._awaiting) >= self._limits.max_waiting:
             return SubmitStatus.OVERLOADED
         sequence = Sequence(
             request=request,
@@ -124,8 +130,20 @@ class Scheduler:
         )
         self._ended.pop(request.request_id, None)
         self._live[request.request_id] = sequence
-        self._waiting.append(sequence)
+        if request.awaits_kv:
+            self._awaiting[request.request_id] = sequence
+        else:
+            self._waiting.append(sequence)
         return SubmitStatus.ACCEPTED
+
+    def deliver(self, request_id: str, source: KvSource) -> bool:
+        """The KV of a prompt has come; False: nobody waits for it any more."""
+        sequence = self._awaiting.pop(request_id, None)
+        if sequence is None:
+            return False
+        sequence.arriving = source
+        self._waiting.append(sequence)
+        return True
 
     def set_gate(self, gate: Gate) -> Gate:
         """The earlier gate. Ending the live requests before closing is the caller's part."""
@@ -152,7 +170,7 @@ class Scheduler:
             raise ValueError(f"request {sequence.request_id!r} is not live")
         if sequence in self._running:
             self._running.remove(sequence)
-        else:
+        elif self._awaiting.pop(sequence.request_id, None) is None:
             self._waiting.remove(sequence)
         self._give_back(sequence)
         self._ended[sequence.request_id] = None
@@ -161,15 +179,31 @@ class Scheduler:
 
     def flush(self) -> FlushCount:
         """Empty the prefix cache; see :meth:`BlockPool.flush`."""
+        self._mixed = False
         return self._pool.flush()
 
     def recompute(self) -> None:
         """Every live sequence gives its KV up, and computes it again when it next runs. Its output
         so far stays, and so does its place in the line."""
-        for sequence in reversed(self._running):
+        self._requeue(self._running)
+
+    def weights_changed(self) -> None:
+        """What is handed over must be of one version, though the cache may keep what it has: what
+        is on its way in is not taken, and what is to go out is computed anew."""
+        self._mixed = True
+        self._requeue([one for one in self._running if one.request.export_to])
+        self.drop_arrivals()
+
+    def drop_arrivals(self) -> None:
+        """What is on its way in is not taken: those prompts are computed here."""
+        for sequence in self._waiting:
+            sequence.arriving = None
+
+    def _requeue(self, sequences: Iterable[Sequence]) -> None:
+        for sequence in reversed(tuple(sequences)):
+            self._running.remove(sequence)
             self._give_back(sequence)
             self._waiting.appendleft(sequence)
-        self._running.clear()
 
     def plan(self) -> tuple[Chunk, ...]:
         """The next step's work; empty when there is none. Blocks for it are allocated."""
@@ -218,12 +252,14 @@ class Scheduler:
         """Batch sizes and steps are filled in by whoever takes the steps."""
         return LoadNumbers(
             running_requests=len(self._running),
-            waiting_requests=len(self._waiting),
+            waiting_requests=len(self._waiting) + len(self._awaiting),
             used_kv_blocks=self._pool.used,
             cached_kv_blocks=self._pool.idle,
             total_kv_blocks=self._pool.total,
             running_tokens=sum(len(one.tokens) for one in self._running),
-            waiting_tokens=sum(len(one.tokens) for one in self._waiting),
+            waiting_tokens=sum(
+                len(one.tokens) for one in (*self._waiting, *self._awaiting.values())
+            ),
             preemptions=self._preemptions,
         )
 
@@ -239,7 +275,9 @@ class Scheduler:
         """Allocate for all known tokens, sharing the longest cached prefix; False: no room yet."""
         size = self._limits.block_size
         shared: list[int] = []
-        if not sequence.request.bypass_prefix_cache:
+        request = sequence.request
+        own = sequence.arriving is not None or (self._mixed and request.export_to)
+        if not own and not request.bypass_prefix_cache:
             # At least one token is always computed: its output decides the next one.
             whole = (len(sequence.tokens) - 1) // size
             self._extend_digests(sequence, whole)
@@ -253,6 +291,9 @@ class Scheduler:
             return False
         sequence.blocks = shared + self._pool.allocate(missing)
         sequence.computed = len(shared) * size
+        if sequence.arriving is not None:
+            # All but the last token, whose output decides the next one.
+            sequence.computed = sequence.prompt_length - 1
         sequence.published = len(shared)
         sequence.generation = self._pool.generation
         if sequence.cached_prompt_tokens is None:

@@ -25,6 +25,7 @@ from app.reference_engine.messages import (
     Finished,
     Ping,
     Pong,
+    Prefilled,
     Ready,
     RequestReport,
     Shutdown,
@@ -156,7 +157,7 @@ class Supervisor:
         match message:
             case Ack():
                 self.log.settle(message)
-            case Tokens() | Finished() | Failed():
+            case Tokens() | Finished() | Failed() | Prefilled():
                 self._on_report(message)
             case CacheChanged():
                 # With the group its cache is gone, and told to be: nothing may follow that.

@@ -15,6 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from app.reference_engine import (
     cache_changes,
     change_orders,
+    handoff_messages,
     messages,
     transfer_messages,
 )
@@ -37,6 +38,9 @@ _OTHERS: tuple[type, ...] = (
     change_orders.SharedSource,
     change_orders.SwitchedAt,
     change_orders.ResourceBytes,
+    handoff_messages.KvSource,
+    handoff_messages.KvImport,
+    handoff_messages.KvExport,
     cache_changes.BlockStored,
     cache_changes.BlockRemoved,
     cache_changes.CacheCleared,

@@ -37,7 +37,7 @@ class Answer:
 
     text: str = ""
     tokens: list[m.OutputToken] = field(default_factory=list)
-    end: m.Finished | m.Failed | None = None
+    end: m.Finished | m.Failed | m.Prefilled | None = None
 
     @property
     def ids(self) -> list[int]:

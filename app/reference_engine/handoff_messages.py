@@ -1,0 +1,78 @@
+"""How ranks are told to hand the KV of a prompt out, or to take it in. Frozen values, no torch.
+
+Each rank writes and reads a part of its own: the keys, then the values, of its heads, as float32 in
+the order [layer, head, token, dimension]. A part lies in a file of memory that the front end made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """KV of ``tokens`` positions from the first one on. ``paths`` of the parts, and the ``weights``
+    (sha256 in hex) with which each was computed, in rank order."""
+
+    paths: tuple[str, ...]
+    weights: tuple[str, ...]
+    tokens: int
+
+
+# ---- orders ----
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverKv:
+    """For a request that was submitted to wait for it. Refused when the rank's weights are others
+    than those of the source: KV of other weights is never decoded."""
+
+    request_id: str
+    source: KvSource
+
+
+@dataclass(frozen=True, slots=True)
+class CollectKv:
+    """What a rank wrote for a request whose prompt is computed. Can be asked once."""
+
+    request_id: str
+
+
+# ---- results ----
+
+
+@dataclass(frozen=True, slots=True)
+class KvDelivered:
+    """``taken`` False: the request has ended meanwhile."""
+
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvWritten:
+    """``weights``: sha256 in hex of the rank's weights that computed all of it."""
+
+    bytes: int
+    sha256: str
+    weights: str
+
+
+# ---- parts of a step ----
+
+
+@dataclass(frozen=True, slots=True)
+class KvImport:
+    """Before the step: KV from ``source`` into ``blocks``."""
+
+    source: KvSource
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KvExport:
+    """After the step: the first ``tokens`` positions of ``blocks`` to each rank's path."""
+
+    request_id: str
+    paths: tuple[str, ...]
+    tokens: int
+    blocks: tuple[int, ...]
