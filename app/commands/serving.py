@@ -93,6 +93,9 @@ def engine(
             help="Updates may meet trainers there; HOST is a name or a network. Repeatable.",
         ),
     ] = None,
+    profile_root: Annotated[
+        Path | None, typer.Option(help="Where profiles are kept; else in the data directory.")
+    ] = None,
     tensor_parallel_size: Annotated[
         int, typer.Option(min=1, help="Ranks that divide the model, each a process.")
     ] = 1,
@@ -167,6 +170,7 @@ def engine(
         weight_version=weight_version,
         weights_roots=tuple(weights_root or ()),
         rendezvous_rules=rules,
+        profile_root=profile_root,
         inference_address=inference_address,
         admin_address=admin_address,
         tokens=tokens,

@@ -335,5 +335,6 @@ def fault_error(fault: RuntimeFault) -> OperationError:
         reason=fault.reason,
         message=fault.message,
         retryable=fault.retryable,
+        ranks=fault.ranks,
         effect=FailureEffect.NONE,
     )

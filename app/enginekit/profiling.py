@@ -129,7 +129,7 @@ class ProfileRun:
         loop = asyncio.get_running_loop()
         patience = Interrupts(loop.time() + self._timings.rollback_timeout_s, self._timings)
         try:
-            await patience.guard(self._runtime.finish_profile(self._id), cancellable=False)
+            await patience.guard(self._runtime.drop_profile(self._id), cancellable=False)
         except Exception:
             log.exception("a profile that is not wanted any more could not be stopped")
 

@@ -73,13 +73,17 @@ from app.rpc.openengine.v1 import generation_pb2, kv_pb2
 
 
 class RuntimeFault(Exception):
-    """A rank could not do its part. `reason` is UPPER_SNAKE; the message is shown to callers."""
+    """A rank could not do its part. `reason` is UPPER_SNAKE; the message is shown to callers.
+    `ranks`: which, where it is not one rank that was asked, as for a profile."""
 
-    def __init__(self, reason: str, message: str, *, retryable: bool = False) -> None:
+    def __init__(
+        self, reason: str, message: str, *, retryable: bool = False, ranks: tuple[int, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.retryable = retryable
+        self.ranks = ranks
 
 
 class RequestRefused(Exception):
@@ -349,9 +353,12 @@ class ProfilerRuntime(Protocol):
         there is none. May be cancelled at any time."""
 
     async def finish_profile(self, profile_id: str) -> tuple[ProfileArtifact, ...]:
-        """Stop recording on every rank, and write the files. Called once for each profile that
-        started. RuntimeFault, or cancellation at the deadline: recording has stopped all the
-        same, and nothing half written is left."""
+        """Stop recording on every rank, and write the files. RuntimeFault, or cancellation at the
+        deadline: recording has stopped all the same, and nothing half written is left."""
+
+    async def drop_profile(self, profile_id: str) -> None:
+        """Stop recording on every rank, and write nothing. For each profile that started, either
+        this or `finish_profile` is called, once."""
 
 
 @runtime_checkable

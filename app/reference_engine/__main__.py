@@ -41,6 +41,7 @@ def arguments() -> argparse.ArgumentParser:
         metavar="HOST:PORT[-PORT]",
         help="updates may meet trainers there; repeatable",
     )
+    add("--profile-root", type=Path, help="where profiles are kept; default: in the data dir")
     add("--seed", type=int, default=0, help="decides the weights of the small checkpoint")
     add("--inference-address", default="127.0.0.1:0", help="host:port or unix:/path")
     add("--admin-address", default="127.0.0.1:0", help="host:port or unix:/path")
@@ -77,6 +78,7 @@ def settings_of(given: argparse.Namespace) -> EngineSettings:
         weight_version=given.weight_version,
         weights_roots=tuple(given.weights_root),
         rendezvous_rules=tuple(map(RendezvousRule.parse, given.rendezvous_allow)),
+        profile_root=given.profile_root,
         inference_address=given.inference_address,
         admin_address=given.admin_address,
         tokens=_tokens(given),

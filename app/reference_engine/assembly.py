@@ -99,6 +99,7 @@ def build_rank(
         max_model_len=capacity.max_model_len,
         parameters=parameters,
         weights_sha256=holding.held.sha256,
+        device=device.type,
     )
     return BuiltRank(config, tokenizer, capacity, holding, ready)
 

@@ -98,6 +98,8 @@ class EngineCore:
                 return self._staging.settle(change_id), []
             case c.PrepareRelease() | c.PrepareRestore() | c.PrepareUpdate():
                 return self.prepare(order)(), []
+            case _:
+                raise OrderRefused("this is no order for the core")
 
     def cache_changes(self) -> list[CacheChanged]:
         """What orders and steps did to the prefix cache since the last call; empty or one."""

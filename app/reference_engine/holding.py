@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,7 @@ class Holding:
     ) -> None:
         self.bare = bare
         self.new_cache = new_cache
+        self.around_step: Callable[[], AbstractContextManager[None]] = nullcontext
         self.unsettled = False
         self._rank = bare.layout.rank
         self._written: OrderedDict[str, KvWritten | str] = OrderedDict()
@@ -87,7 +89,8 @@ class Holding:
             self.check_weights(arriving.source)
             path = arriving.source.paths[self._rank]
             read_part(cache, arriving.blocks, arriving.source.tokens, path)
-        rows: Row = model.forward(plan.token_ids, spans, cache).numpy()
+        with self.around_step():
+            rows: Row = model.forward(plan.token_ids, spans, cache).numpy()
         for leaving in plan.exports:
             self._write(leaving, cache)
         return rows

@@ -23,6 +23,11 @@ def memory_in_use(device: torch.device) -> int:
     """Bytes: the process's resident set, or what the CUDA allocator has reserved."""
     if device.type == "cuda":
         return int(torch.cuda.memory_reserved(device))
+    return resident_bytes()
+
+
+def resident_bytes() -> int:
+    """Of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
 
 

@@ -20,6 +20,7 @@ from app.reference_engine.handoff_messages import (
     KvWritten,
 )
 from app.reference_engine.limits import CoreSettings
+from app.reference_engine.recording_orders import Recorded, RecordingOrder
 
 
 class Gate(StrEnum):
@@ -193,6 +194,7 @@ Order = (
     | DeliverKv
     | CollectKv
     | ChangeOrder
+    | RecordingOrder
 )
 
 
@@ -307,6 +309,7 @@ Result = (
     | KvDelivered
     | KvWritten
     | ChangeResult
+    | Recorded
 )
 
 
@@ -326,7 +329,7 @@ class Ack:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """A rank can take orders. ``parameters`` and the checksum are of this rank's part; without
-    weights, 0 and empty."""
+    weights, 0 and empty. ``device``: cpu or cuda."""
 
     rank: int
     pid: int
@@ -334,6 +337,7 @@ class Ready:
     max_model_len: int
     parameters: int
     weights_sha256: str
+    device: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

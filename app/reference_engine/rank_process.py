@@ -51,6 +51,8 @@ class RankProcess:
                         **own_environment(),
                         "GLOO_SOCKET_IFNAME": "lo",
                         "NCCL_SOCKET_IFNAME": "lo",
+                        # The profiler's own library would tell of each recording.
+                        "KINETO_LOG_LEVEL": "99",
                     },
                 )
             reader, writer = await asyncio.open_connection(sock=ours)

@@ -14,6 +14,7 @@ from app.domain.commands import (
     ReleaseResources,
     RestoreResources,
     Resume,
+    StartProfile,
     UpdateWeights,
 )
 from app.domain.facts import WeightsFact
@@ -41,6 +42,7 @@ from app.enginekit.runtime import (
     Load,
     Observation,
     Order,
+    ProfileArtifact,
     RankLoad,
     RequestRefused,
     RuntimeFault,
@@ -59,6 +61,7 @@ from app.reference_engine.errors import (
     UnsupportedRequest,
 )
 from app.reference_engine.intake import MAX_TOP_LOGPROBS, Intake
+from app.reference_engine.profiling import Profiling
 from app.reference_engine.responses import response_of
 from app.reference_engine.sources import SourcePolicy
 from app.rpc.openengine.v1 import error_pb2, generation_pb2, kv_pb2
@@ -103,6 +106,7 @@ class ReferenceRuntime:
         weight_version: str | None,
         sources: SourcePolicy | None = None,
         now_ns: Callable[[], int] = time.time_ns,
+        profiling: Profiling | None = None,
     ) -> None:
         self._engine = engine
         self._intake = intake
@@ -111,6 +115,7 @@ class ReferenceRuntime:
         self._weight_version = weight_version
         self._gate = m.Gate.OPEN
         self._sources = sources or SourcePolicy()
+        self._profiling = profiling
         self._carried: _Carried | None = None
         self._changing: CarriedChange | None = None
         self._cache = feed_of(engine, now_ns)
@@ -147,6 +152,7 @@ class ReferenceRuntime:
         )
 
     def capabilities(self) -> Capabilities:
+        profiles = {OperationKind.PROFILE} if self._profiling is not None else set()
         return Capabilities(
             operations=frozenset(
                 {
@@ -155,9 +161,11 @@ class ReferenceRuntime:
                     OperationKind.RESUME,
                     OperationKind.ABORT_REQUESTS,
                     *_CHANGES,
+                    *profiles,
                 }
             ),
-            cancellable=frozenset({OperationKind.PAUSE, *_CHANGES}),
+            cancellable=frozenset({OperationKind.PAUSE, *_CHANGES, *profiles}),
+            profiler_kinds=frozenset() if self._profiling is None else self._profiling.kinds,
             cache_kinds=frozenset({CacheKind.PREFIX}),
             resources={
                 ResourceKind.WEIGHTS: frozenset(ContentPolicy),
@@ -315,10 +323,30 @@ class ReferenceRuntime:
         except (RankLost, OrderRejected) as error:
             raise fault_of(error) from error
 
+    async def start_profile(self, profile_id: str, command: StartProfile) -> None:
+        await self._profiles.start(profile_id, command)
+
+    async def profiled(self, profile_id: str) -> None:
+        await self._profiles.over(profile_id)
+
+    async def finish_profile(self, profile_id: str) -> tuple[ProfileArtifact, ...]:
+        return await self._profiles.finish(profile_id)
+
+    async def drop_profile(self, profile_id: str) -> None:
+        await self._profiles.drop(profile_id)
+
     async def close(self) -> None:
         await self._engine.close()
+        if self._profiling is not None:
+            await self._profiling.close()
         if self._changing is not None:
             await self._changing.discard()
+
+    @property
+    def _profiles(self) -> Profiling:
+        if self._profiling is None:
+            raise RuntimeFault("UNSUPPORTED_OPERATION", "this engine records no profiles")
+        return self._profiling
 
     def _carry(self, order: Order) -> _Carried:
         """Orders that reach the ranks exclude each other, so there is one at a time; beside it only

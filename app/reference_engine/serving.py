@@ -31,6 +31,7 @@ from app.reference_engine.first_start import find_or_make_tiny_checkpoint
 from app.reference_engine.intake import Intake
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.processes import WORKER
+from app.reference_engine.profiling import Profiling, opened_root
 from app.reference_engine.rendezvous import RendezvousRule
 from app.reference_engine.runtime import ReferenceRuntime
 from app.reference_engine.sources import SourcePolicy
@@ -71,7 +72,8 @@ class EngineSettings:
     ``insecure_loopback`` be said. ``model_name`` None: the checkpoint folder's name, or
     TINY_MODEL_NAME. A rank is lost when an order takes it longer than ``order_deadline_s``, or a
     step, or an answer to a ping, than ``step_deadline_s``; each is a process that runs the module
-    ``worker``.
+    ``worker``. Profiles are kept in ``profile_root``, None: the folder ``profiles`` below
+    ``data_dir``; nothing ever removes them.
     """
 
     data_dir: Path
@@ -81,6 +83,7 @@ class EngineSettings:
     weight_version: str | None = None
     weights_roots: tuple[Path, ...] = ()
     rendezvous_rules: tuple[RendezvousRule, ...] = ()
+    profile_root: Path | None = None
     inference_address: str = "127.0.0.1:0"
     admin_address: str = "127.0.0.1:0"
     tokens: TokenSettings | None = None
@@ -174,6 +177,7 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
     )
     stack.push_async_callback(engine.close)
     name = settings.model_name or (checkpoint.name if settings.checkpoint else TINY_MODEL_NAME)
+    root = stack.enter_context(opened_root(settings.profile_root or settings.data_dir / "profiles"))
     runtime = ReferenceRuntime(
         engine,
         Intake(
@@ -188,6 +192,7 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         sources=SourcePolicy(
             roots=settings.weights_roots, rendezvous_rules=settings.rendezvous_rules
         ),
+        profiling=Profiling(engine, root, {"model": name, "engine_version": __version__}),
     )
     server = EngineServer(runtime, kit, now=utc_now, new_id=random_id)
     try:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from app.reference_engine import change_orders as c
 from app.reference_engine import messages as m
+from app.reference_engine import recording_orders as r
 from app.reference_engine.errors import OrderRefused, PeerLost, ReferenceEngineError
 from app.reference_engine.pulse import Pulse
 from app.reference_engine.rank_connection import Followers, FrontEnd, Inbox, follow, leave
@@ -24,6 +25,7 @@ from app.reference_engine.rank_connection import Followers, FrontEnd, Inbox, fol
 if TYPE_CHECKING:
     from app.reference_engine.core import EngineCore
     from app.reference_engine.follower import Follower
+    from app.reference_engine.rank_recording import RankRecording
 
 _FIRST_RANK = 0
 
@@ -47,19 +49,25 @@ def run(front: FrontEnd, inbox: Inbox, peers: list[socket.socket], pulse: Pulse)
     except (ReferenceEngineError, ImportError, MemoryError, RuntimeError) as error:
         front.send([m.StartFailed(rank=start.rank, message=str(error))])
         return
+    from app.reference_engine.rank_recording import RankRecording
+
+    recording = RankRecording(built.holding, start.rank, lambda ack: front.send([ack]))
+    built.holding.around_step = recording.step
     try:
         if start.rank == _FIRST_RANK:
             followers = Followers(peers, pulse)
             core = built.core(start.settings, followers.send)
             front.send([built.ready])
-            lead(front, inbox, followers, core, pulse, start.settings.step_delay_ms / 1000)
+            delay_s = start.settings.step_delay_ms / 1000
+            lead(front, inbox, followers, core, recording, pulse, delay_s)
         else:
             from app.reference_engine.follower import Follower
 
             (leader,) = peers
             follow(leader, inbox)
             front.send([built.ready])
-            compute_along(front, inbox, Follower(built.holding), pulse, start.rank)
+            follower = Follower(built.holding)
+            compute_along(front, inbox, follower, recording, pulse, start.rank)
     except (PeerLost, OrderRefused, RuntimeError, MemoryError) as error:
         # Said, not shown by dying: which rank is to blame would otherwise be a race between ends.
         by_peer = isinstance(error, PeerLost)
@@ -74,6 +82,7 @@ def lead(
     inbox: Inbox,
     followers: Followers,
     core: EngineCore,
+    recording: RankRecording,
     pulse: Pulse,
     delay_s: float,
 ) -> None:
@@ -84,7 +93,9 @@ def lead(
         entry = inbox.next(wait_s)
         if isinstance(entry, m.Entry):
             followers.send(entry)
-            if isinstance(entry.order, c.Preparation):
+            if isinstance(entry.order, r.RecordingOrder):
+                recording.take(entry.index, entry.order)
+            elif isinstance(entry.order, c.Preparation):
                 _prepare(front, core, entry.index, entry.order, _FIRST_RANK)
             else:
                 done = _carry_out(core, entry)
@@ -133,7 +144,12 @@ def _prepare(
 
 
 def compute_along(
-    front: FrontEnd, inbox: Inbox, follower: Follower, pulse: Pulse, rank: int
+    front: FrontEnd,
+    inbox: Inbox,
+    follower: Follower,
+    recording: RankRecording,
+    pulse: Pulse,
+    rank: int,
 ) -> None:
     """Any other rank: what stands in the log, in its order."""
     while True:
@@ -141,6 +157,8 @@ def compute_along(
         if isinstance(item, m.StepPlan):
             with pulse.step():
                 follower.compute(item)
+        elif item is not None and isinstance(item.order, r.RecordingOrder):
+            recording.take(item.index, item.order)
         elif item is not None and isinstance(item.order, c.Preparation):
             _prepare(front, follower, item.index, item.order, rank)
         elif item is not None:

@@ -245,6 +245,10 @@ class FullEngine(MinimalEngine):
             for rank in self.ranks
         )
 
+    async def drop_profile(self, profile_id: str) -> None:
+        self.recorded.append("dropped")
+        await self._profile_step("drop")
+
     async def _profile_step(self, name: str) -> None:
         if name in self.profiling:
             await self.profiling[name]()

@@ -164,7 +164,8 @@ async def test_what_fails_later_stops_recording(
     started = await client.start_profile(idempotency_key="k", duration_ms=50)
     operation = await ended(client, started.operation_id)
     assert operation.failed.reason == reason
-    assert engine.recorded == ["started torch", "finished"]
+    end = "finished" if step == "finish" else "dropped"
+    assert engine.recorded == ["started torch", end]
     assert not (await client.profile()).state.HasField("profile")
     replay = await client.start_profile(idempotency_key="k", duration_ms=50)
     assert replay.state == pb.PROFILE_STATE_FAILED
@@ -184,7 +185,8 @@ async def test_a_deadline_ends_it_wherever_it_hangs(
         return
     operation = await ended(client, (await call).operation_id)
     assert operation.failed.reason == "DEADLINE_EXCEEDED"
-    assert engine.recorded == ["started torch", "finished"]
+    end = "finished" if step == "finish" else "dropped"
+    assert engine.recorded == ["started torch", end]
 
 
 async def test_it_can_be_cancelled_while_it_records_or_starts(
@@ -193,7 +195,7 @@ async def test_it_can_be_cancelled_while_it_records_or_starts(
     started = await client.start_profile()
     await client.cancel(started.operation_id)
     assert (await ended(client, started.operation_id)).HasField("cancelled")
-    assert engine.recorded == ["started torch", "finished"]
+    assert engine.recorded == ["started torch", "dropped"]
     engine.profiling["start"] = never
     call = asyncio.ensure_future(client.start_profile())
 
@@ -210,7 +212,7 @@ async def test_it_can_be_cancelled_while_it_records_or_starts(
 async def test_a_runtime_that_cannot_even_stop_delays_nothing(
     client: Client, engine: FullEngine
 ) -> None:
-    engine.profiling["finish"] = bug
+    engine.profiling["drop"] = bug
     started = await client.start_profile()
     await client.cancel(started.operation_id)
     assert (await ended(client, started.operation_id)).HasField("cancelled")
