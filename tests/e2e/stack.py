@@ -26,6 +26,7 @@ class Stack:
     issuer: Process
     engine: Process
     gateway: Process
+    engine_arguments: tuple[str, ...] = ()
     ready: dict[str, Any] = field(default_factory=dict)
 
     def start_engine(self) -> None:
@@ -42,6 +43,7 @@ class Stack:
             f"--admin-audience={ENGINE_AUDIENCE}",
             "--step-delay-ms=20",
             f"--ready-file={path}",
+            *self.engine_arguments,
         ]
         self.engine.start()
         self.ready |= self.engine.ready(path)
@@ -67,13 +69,17 @@ class Stack:
 
 
 @contextmanager
-def stack(folder: Path, database_url: str | None = None) -> Iterator[Stack]:
+def stack(
+    folder: Path, database_url: str | None = None, engine_arguments: tuple[str, ...] = ()
+) -> Iterator[Stack]:
     """All three started, the engine registered by nobody yet. `database_url` None: SQLite."""
 
     def process(name: str) -> Process:
         return Process(name, [], folder / f"{name}.log", folder)
 
-    found = Stack(folder, process("issuer"), process("engine"), process("gateway"))
+    found = Stack(
+        folder, process("issuer"), process("engine"), process("gateway"), engine_arguments
+    )
     with cleaned(found.issuer, found.engine, found.gateway):
         _start_issuer(found)
         found.start_engine()

@@ -1,0 +1,202 @@
+"""New weights for an engine of two ranks, by real processes: from disk, and from a trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.reference_engine.tiny_model import ensure_tiny_checkpoint
+from tests.e2e.conftest import Bridge
+from tests.e2e.driving import talk
+from tests.e2e.processes import Process, chadburn, cleaned, descendants, environment
+from tests.e2e.stack import ENGINE, Stack, register, stack
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "trainer.py"
+FILE = "model.safetensors"
+TRAINER_S = 240.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    """Where the trainer may be met."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("stack")
+    (folder / "weights").mkdir()
+    arguments = (
+        "--tensor-parallel-size=2",
+        f"--weights-root={folder / 'weights'}",
+        f"--rendezvous-allow=127.0.0.1:{port}",
+        "--weight-version=v1",
+        "--step-delay-ms=1",
+    )
+    with stack(folder, engine_arguments=arguments) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def first(standing: Stack) -> Path:
+    """The checkpoint that the engine made for itself."""
+    (found,) = (standing.folder / "engine" / "models").glob("tiny-*")
+    return found
+
+
+@pytest.fixture
+async def bridge(standing: Stack) -> AsyncIterator[Bridge]:
+    """The engine with its first weights, serving."""
+    bridge = standing.bridge
+    async with bridge.gateway.client:
+        known = await bridge.gateway.client.get(f"/v1/engines/{ENGINE}")
+        if known.status_code == 404:
+            await register(bridge)
+        await bridge.gateway.open_again(ENGINE)
+        yield bridge
+
+
+def command(bridge: Bridge, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return chadburn(
+        "update-weights",
+        ENGINE,
+        *arguments,
+        "--pause=keep",
+        "--wait",
+        "--json",
+        CHADBURN_URL=bridge.gateway.url,
+        CHADBURN_TOKEN=bridge.gateway.token,
+    )
+
+
+async def said(bridge: Bridge) -> str:
+    talk = await bridge.talk("the bridge rings", **WANTED).over()
+    assert talk.error is None
+    return talk.text
+
+
+WANTED: dict[str, Any] = {"max_tokens": 24, "temperature": 1.0, "seed": 3}
+
+
+async def test_weights_from_disk(bridge: Bridge, standing: Stack) -> None:
+    before = await said(bridge)
+    new = ensure_tiny_checkpoint(standing.folder / "weights", 1)
+    ended = await asyncio.to_thread(command, bridge, f"--disk={new}", "--weight-version=v2")
+    assert ended.returncode == 0, ended
+    operation = json.loads(ended.stdout)
+    assert operation["verification"] == "verified"
+    evidence = operation["result"]["evidence"]
+    assert [one["rank"] for one in evidence] == [0, 1]
+    assert len({one["sha256"] for one in evidence}) == 2
+    assert {one["state"] for one in operation["ranks"]} == {"committed"}
+    assert await said(bridge) != before
+    found = await bridge.gateway.get(f"/v1/engines/{ENGINE}")
+    assert found["facts"]["weights"]["version"] == "v2"
+    refused = await asyncio.to_thread(
+        command, bridge, f"--disk={standing.folder}", "--weight-version=v3"
+    )
+    assert refused.returncode == 3, refused
+    assert json.loads(refused.stdout)["error"]["reason"] == "SOURCE_REFUSED"
+
+
+async def test_trainer_publishes_step_by_step(
+    bridge: Bridge, standing: Stack, first: Path, port: int
+) -> None:
+    """What the engine then says is what a fresh one says that has the last step's weights."""
+    saved = Path(await asyncio.to_thread(shutil.copytree, first, standing.folder / "trained"))
+    before = await said(bridge)
+    arguments = [first, "--steps=2", f"--port={port}", f"--save-to={saved}", "--run=r1"]
+    trained = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, EXAMPLE, *map(str, arguments), f"--engine={ENGINE}"],
+        env=environment(CHADBURN_URL=bridge.gateway.url, CHADBURN_TOKEN=bridge.gateway.token),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TRAINER_S,
+    )
+    assert trained.returncode == 0, trained
+    assert "step 2: served by rank 0" in trained.stdout
+    found = await bridge.gateway.get(f"/v1/engines/{ENGINE}")
+    assert found["facts"]["weights"]["version"] == "r1-step-2"
+    assert found["facts"]["admission"] == "open"
+    after = await said(bridge)
+    assert after != before
+    assert after == await said_afresh(saved)
+
+
+async def said_afresh(checkpoint: Path) -> str:
+    folder = checkpoint.parent
+    process = Process("fresh", [], folder / "fresh.log", folder)
+    process.arguments = [
+        "engine",
+        f"--data-dir={folder / 'fresh'}",
+        f"--checkpoint={checkpoint}",
+        "--inference-address=127.0.0.1:0",
+        "--admin-address=127.0.0.1:0",
+        "--tensor-parallel-size=2",
+        "--insecure-loopback",
+        f"--ready-file={folder / 'fresh.json'}",
+    ]
+    with cleaned(process):
+        process.start()
+        ready = await asyncio.to_thread(process.ready, folder / "fresh.json")
+        heard = await talk(ready["inference_address"], "", "the bridge rings", **WANTED).over()
+        assert heard.error is None
+        return heard.text
+
+
+async def test_trainer_that_never_joins(
+    bridge: Bridge, standing: Stack, first: Path, port: int, tmp_path: Path
+) -> None:
+    before = await said(bridge)
+    processes = descendants(standing.engine.pid)
+    source = {
+        "distributed": {
+            "backend": "gloo",
+            "address": "127.0.0.1",
+            "port": port,
+            "world_size": 3,
+            "rank_offset": 1,
+            "group": "weights",
+            "tensors": await asyncio.to_thread(specs, first / FILE),
+        }
+    }
+    (tmp_path / "source.json").write_text(json.dumps(source))
+    arguments = (f"--source={tmp_path / 'source.json'}", "--weight-version=v9")
+    ended = await asyncio.to_thread(command, bridge, *arguments, "--deadline-ms=5000")
+    assert ended.returncode == 3, ended
+    error = json.loads(ended.stdout)["error"]
+    assert error["reason"] == "TRANSFER_FAILED"
+    assert "rank 0" in error["message"]
+    assert error["retryable"]
+    assert await said(bridge) == before
+    assert descendants(standing.engine.pid) == processes
+
+
+def specs(file: Path) -> list[dict[str, Any]]:
+    length = int.from_bytes(file.read_bytes()[:8], "little")
+    header = json.loads(file.read_bytes()[8 : 8 + length])
+    return [
+        {"name": name, "dtype": "float32", "shape": one["shape"]}
+        for name, one in header.items()
+        if name != "__metadata__"
+    ]
