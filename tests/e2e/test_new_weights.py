@@ -87,6 +87,18 @@ def command(bridge: Bridge, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
+def trainer(bridge: Bridge, checkpoint: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, EXAMPLE, checkpoint, f"--engine={ENGINE}", *arguments],
+        env=environment(CHADBURN_URL=bridge.gateway.url, CHADBURN_TOKEN=bridge.gateway.token),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TRAINER_S,
+        check=False,
+    )
+
+
 async def said(bridge: Bridge) -> str:
     talk = await bridge.talk("the bridge rings", **WANTED).over()
     assert talk.error is None
@@ -123,16 +135,8 @@ async def test_trainer_publishes_step_by_step(
     """What the engine then says is what a fresh one says that has the last step's weights."""
     saved = Path(await asyncio.to_thread(shutil.copytree, first, standing.folder / "trained"))
     before = await said(bridge)
-    arguments = [first, "--steps=2", f"--port={port}", f"--save-to={saved}", "--run=r1"]
-    trained = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, EXAMPLE, *map(str, arguments), f"--engine={ENGINE}"],
-        env=environment(CHADBURN_URL=bridge.gateway.url, CHADBURN_TOKEN=bridge.gateway.token),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=TRAINER_S,
-    )
+    arguments = (f"--port={port}", f"--save-to={saved}", "--steps=2", "--run=r1")
+    trained = await asyncio.to_thread(trainer, bridge, first, *arguments)
     assert trained.returncode == 0, trained
     assert "step 2: served by rank 0" in trained.stdout
     found = await bridge.gateway.get(f"/v1/engines/{ENGINE}")
