@@ -27,6 +27,7 @@ class Need(StrEnum):
     HOOK = "needs --fault-hook CMD, to break the engine and to start it again"
     DESTRUCTIVE = "needs --destructive, since it takes the engine out of service for a while"
     CREDENTIAL = "needs --token or --token-file: no credential is in play"
+    REFUSED = "needs --refused-token WHAT=FILE: which tokens must not be taken"
     WEIGHTS = "needs --weights PATH, which the engine can load from disk"
     COPY = "needs --weights-copy PATH: the weights where this command can read them"
     SCRATCH = "needs --scratch DIR, below the engine's allowed roots, where this command can write"

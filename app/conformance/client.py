@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from app.conformance.case import NotHeld, expect
-from app.conformance.connection import Listener
-from app.conformance.record import TERMINAL, Event, Record, Refusal, Told, kind_of
+from app.conformance.connection import Listener, Metadata
+from app.conformance.record import Event, Record, Refusal, Told, kind_of
+from app.conformance.watching import HealthWatch
 from app.rpc.openengine.v1 import admin_pb2, admin_pb2_grpc, openengine_pb2_grpc
 
-Metadata = tuple[tuple[str, str], ...]
 UNARY = (
     admin_pb2.StartProfileRequest,
     admin_pb2.StopProfileRequest,
@@ -207,10 +208,26 @@ class Client:
             return answer.code.name
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
-    async def of_control(self, method: str, request: Any) -> Any:
+    @asynccontextmanager
+    async def watching(self, service: str) -> AsyncGenerator[HealthWatch]:
+        call = self._health.Watch(
+            health_pb2.HealthCheckRequest(service=service),
+            timeout=10 * self._patience_s,
+            metadata=self._listener.metadata,
+        )
+        try:
+            yield HealthWatch(call, self._patience_s)
+        finally:
+            call.cancel()
+
+    async def of_control(
+        self, method: str, request: Any, *, metadata: Metadata | None = None
+    ) -> Any:
         """A unary RPC of the core Control service: the answer, or the Refusal."""
         call = getattr(self.control, method)(
-            request, timeout=self._patience_s, metadata=self._listener.metadata
+            request,
+            timeout=self._patience_s,
+            metadata=self._listener.metadata if metadata is None else metadata,
         )
         return await self.unary(call, method)
 
@@ -222,10 +239,6 @@ def completed_of(told: Told) -> admin_pb2.OperationCompleted:
 
 def ends_with(told: Told, kind: str) -> bool:
     return bool(told.events) and kind_of(told.events[-1]) == kind
-
-
-def terminals(events: list[Event]) -> list[Event]:
-    return [event for event in events if kind_of(event) in TERMINAL]
 
 
 def described(told: Told) -> str:

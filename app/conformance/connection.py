@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
+Metadata = tuple[tuple[str, str], ...]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:

@@ -17,7 +17,11 @@ TIMEOUT_S = 120.0
 
 
 class HookFailed(Exception):
-    """The message is one line for the report."""
+    """The message is one line for the report. `declined`: it said no, by its code."""
+
+    def __init__(self, line: str, *, declined: bool = False) -> None:
+        super().__init__(line)
+        self.declined = declined
 
 
 class FaultHook(Protocol):
@@ -62,4 +66,4 @@ class CommandHook:
                 os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         if code != 0:
-            raise HookFailed(f"the fault hook ended with code {code} at {asked}")
+            raise HookFailed(f"the fault hook ended with code {code} at {asked}", declined=True)

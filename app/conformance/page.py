@@ -13,6 +13,7 @@ _WORDS = {
     Need.HOOK: "fault hook",
     Need.DESTRUCTIVE: "`--destructive`",
     Need.CREDENTIAL: "token",
+    Need.REFUSED: "refused token",
     Need.WEIGHTS: "weights",
     Need.COPY: "copy of the weights",
     Need.SCRATCH: "scratch folder",

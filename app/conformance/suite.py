@@ -94,6 +94,7 @@ def _given(need: Need, options: Options) -> bool:
         Need.HOOK: options.hook is not None,
         Need.DESTRUCTIVE: options.destructive,
         Need.CREDENTIAL: options.admin.token is not None,
+        Need.REFUSED: bool(options.refused_tokens),
         Need.WEIGHTS: options.weights is not None,
         Need.COPY: options.weights_copy is not None,
         Need.SCRATCH: options.places.scratch is not None,

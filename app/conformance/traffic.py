@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from app.conformance.case import NotApplicable, NotHeld
-from app.conformance.connection import Listener
+from app.conformance.connection import Listener, Metadata
 from app.conformance.orders import named
 from app.conformance.record import Record, Refusal
 from app.rpc.openengine.v1 import error_pb2, generation_pb2, model_pb2, openengine_pb2_grpc
@@ -133,7 +133,7 @@ class Traffic:
             generation.hang_up()
         self._under_way.clear()
 
-    def ask(self, tokens: int) -> Generation:
+    def ask(self, tokens: int, *, metadata: Metadata | None = None) -> Generation:
         """A new request for exactly that many tokens."""
         request = generation_pb2.GenerateRequest(
             request_id=f"conformance-{uuid.uuid4()}",
@@ -143,7 +143,9 @@ class Traffic:
             stopping=generation_pb2.StoppingOptions(max_tokens=tokens, ignore_eos=True),
         )
         call = self._inference.Generate(
-            request, timeout=20 * self._patience_s, metadata=self.listener.metadata
+            request,
+            timeout=20 * self._patience_s,
+            metadata=self.listener.metadata if metadata is None else metadata,
         )
         generation = Generation(call, request.request_id, self._record, tokens)
         self._under_way.append(generation)

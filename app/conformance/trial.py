@@ -73,6 +73,7 @@ class Trial:
         self._traffic: Traffic | None = None
         self.broken = False  # a fault was made that only a restart mends
         self.altered = False  # other weights than those given may be loaded
+        self.most_ranks = 0  # that the engine has had in this run
         self.running_limit = 0  # requests; 0: discovery does not say
         self.start = pb.AdminProfile()
         self.profile = pb.AdminProfile()
@@ -102,6 +103,7 @@ class Trial:
 
     def know(self, profile: pb.AdminProfile) -> None:
         self.profile = profile
+        self.most_ranks = max(self.most_ranks, int(profile.world_size))
         self.orders = Orders(profile, self.key)
 
     async def close(self) -> None:
@@ -221,12 +223,20 @@ class Trial:
     # ---- faults ----
 
     async def fault(self, *words: str) -> None:
-        """Call the hook. What it breaks is mended by a restart when the case has ended."""
+        """Call the hook. What it breaks is mended by a restart when the case has ended.
+
+        Raises NotHeld when it fails; NotApplicable when it does not stop the only rank, which may
+        be the process that would have to answer for it.
+        """
         assert self.options.hook is not None, "the case did not say that it needs it"
         self.broken = words[0] != "restart"
         try:
             await self.options.hook.run(*words)
         except HookFailed as failed:
+            if failed.declined and words[0] == "stop-rank" and self.profile.world_size == 1:
+                raise NotApplicable(
+                    f"the engine has one rank, and the fault hook does not stop it: {failed}"
+                ) from failed
             raise NotHeld("the fault hook to do what it is asked", str(failed)) from failed
 
     async def restart(self) -> pb.AdminProfile:

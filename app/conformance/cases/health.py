@@ -94,6 +94,32 @@ async def core(trial: Trial) -> None:
         expect(held == _H.HEALTH_STATE_NOT_READY, "core Health NOT_READY", named(_H, held))
 
 
+@case(
+    "health.core-while-draining",
+    "Core Health is DRAINING while a drain runs.",
+    Need.INFERENCE,
+)
+async def core_draining(trial: Trial) -> None:
+    async with trial.draining() as (_, _, generation):
+        seen = await _core(trial)
+        expect(seen == _H.HEALTH_STATE_DRAINING, "core Health DRAINING", named(_H, seen))
+        generation.hang_up()
+
+
+@case(
+    "health.watch",
+    "Whoever watches the health of the Inference service is told when a pause takes effect, and"
+    " when it is lifted.",
+)
+async def watch(trial: Trial) -> None:
+    trial.require_pauses()
+    async with trial.client.watching(INFERENCE) as told:
+        await told.until(SERVING, "at the beginning")
+        async with trial.paused():
+            await told.until(NOT_SERVING, "under a pause")
+        await told.until(SERVING, "after the resume")
+
+
 async def _core(trial: Trial) -> lifecycle_pb2.HealthState.ValueType:
     answer = await trial.client.of_control("Health", lifecycle_pb2.HealthRequest())
     if isinstance(answer, Refusal):
@@ -102,4 +128,13 @@ async def _core(trial: Trial) -> lifecycle_pb2.HealthState.ValueType:
     return state
 
 
-CASES: tuple[Case, ...] = (liveness, readiness, draining, admin, inference_listener, core)
+CASES: tuple[Case, ...] = (
+    liveness,
+    readiness,
+    draining,
+    admin,
+    inference_listener,
+    core,
+    core_draining,
+    watch,
+)

@@ -185,62 +185,16 @@ async def deadline(trial: Trial) -> None:
 
 
 @case(
-    "busy.named",
-    "While an exclusive operation runs, any other is ABORTED, to every client, with the id of the"
-    " running one in ErrorInfo, and nothing is done.",
-    Need.INFERENCE,
+    "operation.model",
+    "An order that names the whole engine, or its model where it serves one alone, is carried out.",
 )
-async def busy_named(trial: Trial) -> None:
-    async with trial.draining() as (stream, operation_id, generation):
-        other = trial.connect()
-        requests: list[Any] = [trial.orders.pause(mode) for mode in trial.profile.pause_modes]
-        if trial.offers(pb.ADMIN_OPERATION_KIND_FLUSH_CACHES):
-            requests.append(trial.flush())
-        async with trial.unchanged("orders that were refused since the engine is busy"):
-            for request in requests:
-                refusal = await other.refused(request, grpc.StatusCode.ABORTED)
-                named = operation_id in refusal.metadata.values()
-                expect(
-                    named,
-                    f"ErrorInfo to name the running operation {operation_id}",
-                    f"{refusal.reason} {refusal.metadata}",
-                )
-        generation.hang_up()
-        completed_of(await stream.rest())
-
-
-@case(
-    "busy.reads-go-on",
-    "Reads and retries are answered while an exclusive operation runs.",
-    Need.INFERENCE,
-)
-async def busy_reads(trial: Trial) -> None:
-    async with trial.draining() as (stream, operation_id, generation):
-        other = trial.connect()
-        found = await other.operation(operation_id=operation_id)
-        expect(found.WhichOneof("outcome") is None, "a running operation", brief(found))
-        await other.profile()
-        await other.refused(
-            pb.GetAdminOperationRequest(operation_id=f"no-{trial.prefix}"), NOT_FOUND
-        )
-        generation.hang_up()
-        completed_of(await stream.rest())
-
-
-@case(
-    "busy.resume-does-not-break-a-drain",
-    "A resume does not break a running drain: it is refused with FAILED_PRECONDITION or ABORTED.",
-    Need.INFERENCE,
-)
-async def busy_resume(trial: Trial) -> None:
-    async with trial.draining() as (stream, _, generation):
-        epoch = (await trial.client.profile()).pause_epoch
-        for given in {max(1, epoch), epoch + 1}:
-            wanted = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED)
-            await trial.client.refused(trial.orders.resume(given), *wanted)
-        expect(generation.end is None, "the request to go on", generation)
-        generation.hang_up()
-        completed_of(await stream.rest())
+async def model_named(trial: Trial) -> None:
+    targets: list[dict[str, Any]] = [{"whole_engine": pb.WholeEngine()}]
+    if len(trial.profile.models) == 1:
+        targets.append({"model": trial.profile.models[0]})
+    for target in targets:
+        await trial.client.completed(trial.order(**target))
+        await trial.settle()
 
 
 @case(
@@ -269,8 +223,6 @@ CASES: tuple[Case, ...] = (
     cancel_drain,
     cancel_not_offered,
     deadline,
-    busy_named,
-    busy_reads,
-    busy_resume,
+    model_named,
     abort_unknown,
 )

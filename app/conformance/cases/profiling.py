@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import grpc
 
-from app.conformance.case import Case, case, expect
-from app.conformance.client import brief
+from app.conformance.case import Case, Need, case, expect
+from app.conformance.client import brief, completed_of
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 
@@ -84,4 +84,19 @@ async def unknown(trial: Trial) -> None:
     await trial.client.refused(request, grpc.StatusCode.NOT_FOUND)
 
 
-CASES: tuple[Case, ...] = (round_trip, one_at_a_time, retry, unknown)
+@case(
+    "profiling.beside-an-order",
+    "A profile can be started and stopped while another order runs.",
+    Need.INFERENCE,
+)
+async def beside(trial: Trial) -> None:
+    trial.require(pb.ADMIN_OPERATION_KIND_PROFILE)
+    async with trial.draining() as (stream, _, generation):
+        started = await trial.client.answered(trial.orders.start_profile())
+        await trial.client.answered(trial.orders.stop_profile(started.profile_id))
+        await trial.client.ended(started.operation_id)
+        generation.hang_up()
+        completed_of(await stream.rest())
+
+
+CASES: tuple[Case, ...] = (round_trip, one_at_a_time, retry, unknown, beside)

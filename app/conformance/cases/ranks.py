@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from app.conformance.case import Case, Need, case, expect
+from app.conformance.case import Case, Need, NotApplicable, case, expect
 from app.conformance.client import brief, described, ends_with
 from app.conformance.orders import named
-from app.conformance.record import Told
-from app.conformance.trial import Trial
+from app.conformance.placing import Way
+from app.conformance.record import Refusal, Told
+from app.conformance.trial import LONG_S, Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 
 _STOPPED_DEADLINE_MS = 3_000
@@ -42,7 +44,8 @@ async def killed(trial: Trial) -> None:
     rank = _rank(trial)
     await trial.fault("kill-rank", str(rank))
     loop = asyncio.get_running_loop()
-    until = loop.time() + _NOTICED_S
+    within_s = min(_NOTICED_S, trial.patience_s)
+    until = loop.time() + within_s
     while (found := await trial.client.health("openengine.v1.Inference")) == "SERVING":
         expect(loop.time() < until, "Inference NOT_SERVING without one of its ranks", found)
         await asyncio.sleep(0.1)
@@ -74,6 +77,89 @@ async def stopped(trial: Trial) -> None:
     _not_applied(await trial.client.told(trial.order(deadline_ms=_STOPPED_DEADLINE_MS)), rank)
 
 
+def _update(trial: Trial, **fields: Any) -> pb.UpdateWeightsRequest:
+    trial.stock.require(Way.DISK)
+    return trial.orders.update(trial.stock.path, **fields)
+
+
+async def _never_mixed(trial: Trial, version: str) -> None:
+    """After an update that was not applied: the earlier version, or weights that are not said to
+    be valid. An engine that has gone with its rank says neither."""
+    answer = await trial.client.ask(pb.GetAdminProfileRequest())
+    if isinstance(answer, Refusal):
+        expect(answer.of_transport, "the engine to answer, or to be gone", answer)
+        return
+    weights = answer.state.weights
+    kept = weights.version == version or weights.state != pb.WEIGHTS_STATE_VALID
+    expect(kept, f"version {version!r}, or weights that are not VALID", brief(weights))
+
+
+@case(
+    "rank.killed-during-an-update",
+    "An update during which a rank dies fails and names the rank; the version does not move, or the"
+    " weights are said not to be valid.",
+    Need.HOOK,
+    Need.DESTRUCTIVE,
+    Need.INFERENCE,
+    Need.WEIGHTS,
+)
+async def killed_in_update(trial: Trial) -> None:
+    """It has been prepared, and waits for a request to end."""
+    trial.require_pauses(pb.PAUSE_MODE_DRAIN)
+    drain = pb.PauseAround(mode=pb.PAUSE_MODE_DRAIN)
+    request = _update(trial, pause=drain, deadline_ms=20_000)
+    version, rank = (await trial.client.profile()).state.weights.version, _rank(trial)
+    async with trial.traffic.running(LONG_S) as running:
+        stream = trial.client.send(request)
+        await stream.first()
+        await trial.until_draining(running)
+        await trial.fault("kill-rank", str(rank))
+        _not_applied(await stream.rest(), rank)
+    await _never_mixed(trial, version)
+
+
+@case(
+    "rank.stopped-at-an-update",
+    "An update to an engine one of whose ranks does not answer fails within its deadline and names"
+    " the rank; the version does not move, or the weights are said not to be valid.",
+    Need.HOOK,
+    Need.DESTRUCTIVE,
+    Need.WEIGHTS,
+)
+async def stopped_at_update(trial: Trial) -> None:
+    request = _update(trial, deadline_ms=_STOPPED_DEADLINE_MS)
+    version, rank = (await trial.client.profile()).state.weights.version, _rank(trial)
+    await trial.fault("stop-rank", str(rank))
+    _not_applied(await trial.client.told(request), rank)
+    await _never_mixed(trial, version)
+
+
+@case(
+    "rank.loss-is-told",
+    "The loss of a rank is a fact: the state names the rank, and the revision rises.",
+    Need.HOOK,
+)
+async def loss_is_told(trial: Trial) -> None:
+    rank, before = _rank(trial), (await trial.client.profile()).revision
+    await trial.fault("kill-rank", str(rank))
+    loop = asyncio.get_running_loop()
+    within_s = min(_NOTICED_S, trial.patience_s)
+    until = loop.time() + within_s
+    while True:
+        answer = await trial.client.ask(pb.GetAdminProfileRequest())
+        if isinstance(answer, Refusal):
+            raise NotApplicable("the engine is gone with that rank, and tells nothing more")
+        named = [report.rank for report in answer.state.ranks]
+        if rank in named and answer.revision > before:
+            return
+        expect(
+            loop.time() < until,
+            f"rank {rank} in the state and a revision above {before} within {within_s:g} s",
+            f"ranks {named}, revision {answer.revision}",
+        )
+        await asyncio.sleep(0.1)
+
+
 @case(
     "rank.recovers",
     "After a lost rank, a restart brings the engine back: it serves, and every rank is well.",
@@ -90,4 +176,12 @@ async def recovers(trial: Trial) -> None:
     await trial.client.completed(trial.order())
 
 
-CASES: tuple[Case, ...] = (killed, killed_while_draining, stopped, recovers)
+CASES: tuple[Case, ...] = (
+    killed,
+    killed_while_draining,
+    killed_in_update,
+    stopped,
+    stopped_at_update,
+    loss_is_told,
+    recovers,
+)

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from app.conformance import sources
 from app.conformance.case import Case, NotApplicable, case, expect
 from app.conformance.client import brief
 from app.conformance.orders import UNKNOWN_NUMBER, named
@@ -38,6 +39,14 @@ def selecting(trial: Trial, number: Any) -> Iterator[Any]:
         yield orders.update("/nowhere", cache_policy=number)
         yield orders.update("/nowhere", components=[number])
         yield orders.update("/nowhere", pause=pb.PauseAround(mode=number))
+        mode = (*trial.profile.pause_modes, pb.PAUSE_MODE_DRAIN)[0]
+        around = pb.PauseAround(mode=mode, new_requests=number)
+        yield orders.update("/nowhere", pause=around)
+        offered = trial.profile.weight_sources
+        if pb.WEIGHT_SOURCE_KIND_INLINE in offered:
+            yield orders.load(tensors=sources.inline(number))
+        if pb.WEIGHT_SOURCE_KIND_DISTRIBUTED in offered:
+            yield orders.load(distributed=sources.distributed(trial.profile.world_size, number))
     if offers(K.ADMIN_OPERATION_KIND_PROFILE):
         yield orders.start_profile(kind=number)
     if offers(K.ADMIN_OPERATION_KIND_RECONFIGURE_SERVING):
@@ -121,6 +130,13 @@ def _not_offered(trial: Trial) -> Iterator[Any]:
             yield orders.release(content=content)
         for rule in _others(pb.DrainRule, profile.drain_rules):
             yield orders.release(drain=rule)
+    if trial.offers(K.ADMIN_OPERATION_KIND_UPDATE_WEIGHTS):
+        for source in _others(pb.WeightSourceKind, profile.weight_sources):
+            yield orders.load(**sources.of(source, trial.profile.world_size))
+        for policy in _others(pb.CachePolicy, profile.cache_policies):
+            yield orders.update("/nowhere", cache_policy=policy)
+        for component in _others(pb.Component, profile.components):
+            yield orders.update("/nowhere", components=[component])
     if trial.offers(K.ADMIN_OPERATION_KIND_PROFILE):
         for kind in _others(pb.ProfilerKind, profile.profiler_kinds):
             yield orders.start_profile(kind=kind)

@@ -18,7 +18,7 @@ _TOKENS = 16
 WRONG_STATE = grpc.StatusCode.FAILED_PRECONDITION
 
 
-def _restorable(trial: Trial) -> list[tuple[Any, Any]]:
+def restorable(trial: Trial) -> list[tuple[Any, Any]]:
     """Resources with the policies after which restoring alone brings the engine back: weights
     that were discarded need an update."""
     trial.require(
@@ -45,7 +45,7 @@ async def _released(
     await trial.client.completed(trial.orders.restore(epoch, resources=[kind]))
 
 
-async def _open(trial: Trial) -> None:
+async def reopened(trial: Trial) -> None:
     """Release closes admission and restore does not open it: a resume does."""
     if (await trial.client.profile()).state.admission != pb.ADMISSION_STATE_OPEN:
         await trial.resumed()
@@ -58,7 +58,7 @@ async def _open(trial: Trial) -> None:
     Need.DESTRUCTIVE,
 )
 async def round_trip(trial: Trial) -> None:
-    for kind, policy in _restorable(trial):
+    for kind, policy in restorable(trial):
         name = named(pb.ResourceKind, kind)
         async with _released(trial, kind, policy) as (_, completed):
             profile = await trial.client.profile()
@@ -75,7 +75,7 @@ async def round_trip(trial: Trial) -> None:
             expect(health == "NOT_SERVING", "Inference NOT_SERVING", health)
         left = list((await trial.client.profile()).state.released)
         expect(not left, "nothing to be released any more", left)
-        await _open(trial)
+        await reopened(trial)
 
 
 @case(
@@ -84,12 +84,12 @@ async def round_trip(trial: Trial) -> None:
     Need.DESTRUCTIVE,
 )
 async def repeated(trial: Trial) -> None:
-    kind, policy = _restorable(trial)[0]
+    kind, policy = restorable(trial)[0]
     async with _released(trial, kind, policy), trial.unchanged("a repeated release"):
         request = trial.orders.release(resources=[kind], content=policy)
         again = await trial.client.completed(request)
         expect(not again.changed, "changed = false", brief(again))
-    await _open(trial)
+    await reopened(trial)
 
 
 @case(
@@ -99,7 +99,7 @@ async def repeated(trial: Trial) -> None:
     Need.DESTRUCTIVE,
 )
 async def no_resume(trial: Trial) -> None:
-    kind, policy = _restorable(trial)[0]
+    kind, policy = restorable(trial)[0]
     trial.require_pauses()
     await trial.client.completed(trial.pause())
     epoch = (await trial.client.profile()).pause_epoch
@@ -118,7 +118,7 @@ async def no_resume(trial: Trial) -> None:
     Need.DESTRUCTIVE,
 )
 async def epoch(trial: Trial) -> None:
-    kind, policy = _restorable(trial)[0]
+    kind, policy = restorable(trial)[0]
     before = (await trial.client.profile()).release_epoch
     async with _released(trial, kind, policy):
         now = (await trial.client.profile()).release_epoch
@@ -128,7 +128,7 @@ async def epoch(trial: Trial) -> None:
                 request = trial.orders.restore(given, resources=[kind])
                 async with trial.unchanged(f"a restore of epoch {given}"):
                     await trial.client.refused(request, WRONG_STATE)
-    await _open(trial)
+    await reopened(trial)
 
 
 @case(
@@ -138,7 +138,7 @@ async def epoch(trial: Trial) -> None:
     Need.INFERENCE,
 )
 async def answers(trial: Trial) -> None:
-    preserved = [one for one in _restorable(trial) if one[1] == pb.CONTENT_POLICY_PRESERVE]
+    preserved = [one for one in restorable(trial) if one[1] == pb.CONTENT_POLICY_PRESERVE]
     if not preserved:
         raise NotApplicable("the profile offers no release that preserves")
     before = trial.traffic.ask(_TOKENS)
@@ -146,7 +146,7 @@ async def answers(trial: Trial) -> None:
     for kind, policy in preserved:
         async with _released(trial, kind, policy):
             pass
-        await _open(trial)
+        await reopened(trial)
         after = trial.traffic.ask(_TOKENS)
         await after.over(trial.patience_s, "after the restore")
         same = after.whole and after.text == before.text

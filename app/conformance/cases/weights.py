@@ -7,6 +7,7 @@ import tempfile
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from app.conformance import sources
 from app.conformance.case import Case, Need, NotApplicable, case, expect
 from app.conformance.client import completed_of
 from app.conformance.placing import Way
@@ -221,16 +222,7 @@ async def nobody_joins(trial: Trial) -> None:
     trial.require(pb.ADMIN_OPERATION_KIND_UPDATE_WEIGHTS)
     if pb.WEIGHT_SOURCE_KIND_DISTRIBUTED not in trial.profile.weight_sources:
         raise NotApplicable("the profile does not offer updates from distributed")
-    group = pb.DistributedWeights(
-        backend=pb.COLLECTIVE_BACKEND_GLOO,
-        address="127.0.0.1",
-        # Nothing listens on it: it is the service that discards, long out of use.
-        port=9,
-        world_size=trial.profile.world_size + 1,
-        rank_offset=1,
-        group=trial.prefix,
-        tensors=[pb.TensorSpec(name="any", dtype=pb.TENSOR_DTYPE_FLOAT32, shape=[1])],
-    )
+    group = sources.distributed(trial.profile.world_size)
     request = trial.orders.load(distributed=group, deadline_ms=3_000)
     await trial.stock.turned_away(request)
     health = await trial.client.health("openengine.v1.Inference")
