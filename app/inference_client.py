@@ -19,13 +19,14 @@ _CHANNEL_OPTIONS = [("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """What to generate. `request_id` is unique among the requests in flight; None leaves a choice
-    to the engine, and a `seed` makes the text repeatable."""
+    to the engine, and a `seed` makes the text repeatable. `lora`: an adapter by its name."""
 
     request_id: str
     prompt: str
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
+    lora: str = ""
 
 
 class FinishReason(StrEnum):
@@ -127,6 +128,7 @@ def _request(generation: Generation) -> generation_pb2.GenerateRequest:
             temperature=generation.temperature, seed=generation.seed
         ),
         stopping=generation_pb2.StoppingOptions(max_tokens=generation.max_tokens),
+        lora_name=generation.lora,
     )
 
 

@@ -12,15 +12,15 @@ from typing import TypeAlias
 
 import grpc
 
-from app.backends import status_map
-from app.backends.endpoint import CLOSED, Endpoint, was_asked_to_stop
+from app.backends import letters, status_map
+from app.backends.endpoint import CLOSED, Endpoint, NotKnownThere, was_asked_to_stop
 from app.backends.port import EngineRefused, EngineSilent, Order, OutcomeLost, StillRunning
 from app.backends.spelling import Malformed, count_of, text_of, value_of
 from app.backends.streams import no_way
 from app.domain.commands import Command, LoadLora, UnloadLora
 from app.domain.kinds import FailureEffect, OperationKind, Verification
-from app.domain.operation import JsonObject, JsonValue, OperationError
-from app.domain.transitions import Completed, Fact, Failed
+from app.domain.operation import JsonObject, JsonValue, OperationError, OperationWarning
+from app.domain.transitions import Cancelled, Completed, Fact, Failed, Warned
 from app.rpc.openengine.v1 import admin_pb2, lora_pb2, openengine_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 AdapterOrder: TypeAlias = LoadLora | UnloadLora
 ReadProfile: TypeAlias = Callable[[float], Awaitable[admin_pb2.AdminProfile]]
 """Within so many seconds. Raises EngineSilent."""
+ReadRecord: TypeAlias = Callable[[str, float], Awaitable[admin_pb2.AdminOperation]]
+"""Of an operation id of the engine's, within so many seconds. Raises EngineSilent."""
 
 _READ_S = 2.0
 
@@ -37,10 +39,10 @@ def is_adapter_order(command: Command) -> bool:
 
 
 async def adapter_order(
-    endpoint: Endpoint, order: Order, read: ReadProfile, timeout_s: float
+    endpoint: Endpoint, order: Order, read: ReadProfile, record: ReadRecord, timeout_s: float
 ) -> AsyncGenerator[Fact, None]:
-    """One fact, the end. Raises EngineRefused or OutcomeLost."""
-    await _check_revision(order, read)
+    """The end, and before it what else has changed. Raises EngineRefused or OutcomeLost."""
+    before = await _names_before(order, read)
     try:
         channel, metadata = await endpoint.open(order.trace_id)
     except EngineSilent as silent:
@@ -60,19 +62,27 @@ async def adapter_order(
             if refusal is not None:
                 raise EngineRefused(refusal) from error
             raise OutcomeLost(status_map.lost_because(error)) from error
-        yield Failed(error=failure)
+        yield await _told_in_full(error, failure, record)
         return
-    yield await _verified(order.command, result, read)
+    end, after = await _verified(order.command, result, read)
+    for name in sorted(before - after if after is not None else ()):
+        if name != getattr(order.command, "name", None):
+            said = f"the adapter {name} is no longer loaded"
+            yield Warned(warning=OperationWarning("LORA_EVICTED", said))
+    yield end
 
 
-async def _check_revision(order: Order, read: ReadProfile) -> None:
-    """The call has no room for it, so the engine is looked at as late as possible."""
-    if order.expected_revision is None:
-        return
+async def _names_before(order: Order, read: ReadProfile) -> frozenset[str]:
+    """What is loaded: a reply has no room for what a load has evicted. Nor has the call any for the
+    expected revision, so it is looked at here, as late as possible."""
     try:
         profile = await read(_READ_S)
     except EngineSilent as silent:
+        if order.expected_revision is None:
+            return frozenset()
         raise EngineRefused(no_way(silent)) from silent
+    if order.expected_revision is None:
+        return _names(profile)
     if profile.revision != order.expected_revision:
         raise EngineRefused(
             OperationError(
@@ -82,6 +92,29 @@ async def _check_revision(order: Order, read: ReadProfile) -> None:
                 effect=FailureEffect.NONE,
             )
         )
+    return _names(profile)
+
+
+def _names(profile: admin_pb2.AdminProfile) -> frozenset[str]:
+    return frozenset(text_of(lora.lora_name) for lora in profile.state.loras)
+
+
+async def _told_in_full(
+    error: grpc.aio.AioRpcError, failure: OperationError, record: ReadRecord
+) -> Fact:
+    """As the engine's own record of the operation tells it, where that can be had: it says what was
+    wrong, which a status may only hint at."""
+    info = status_map.error_info(error)
+    operation_id = "" if info is None else text_of(info.metadata.get("operation_id", ""))
+    if operation_id:
+        try:
+            end = letters.end_of(await record(operation_id, _READ_S))
+        except (EngineSilent, NotKnownThere, Malformed) as unread:
+            log.info("the record of an adapter order was not read: %s", unread)
+        else:
+            if isinstance(end, Failed | Cancelled):
+                return end
+    return Failed(error=failure)
 
 
 async def _call(
@@ -104,18 +137,21 @@ async def _call(
     return {"changed": True, "lora": _lora(gone.adapter)}
 
 
-async def _verified(command: Command, result: JsonObject, read: ReadProfile) -> Completed:
-    """The engine has said that it is done; verified if that can be seen."""
+async def _verified(
+    command: Command, result: JsonObject, read: ReadProfile
+) -> tuple[Completed, frozenset[str] | None]:
+    """The engine has said that it is done; verified if that can be seen. And what is loaded now,
+    None: that could not be read."""
     try:
         profile = await read(_READ_S)
         seen = _shown(command, profile)
         revision = count_of(profile.revision)
     except (EngineSilent, Malformed) as unread:
         log.info("adapters were not read again: %s", unread)
-        return Completed(result=result, verification=Verification.UNVERIFIED)
-    if seen is None:
-        return Completed(result=result, verification=Verification.UNVERIFIED)
-    return Completed(result=result, revision=revision)
+        return Completed(result=result, verification=Verification.UNVERIFIED), None
+    verification = Verification.VERIFIED if seen else Verification.UNVERIFIED
+    end = Completed(result=result, revision=revision if seen else None, verification=verification)
+    return end, _names(profile)
 
 
 def read_back(

@@ -156,7 +156,9 @@ class OpenEngineBackend:
             )
         elif adapters.is_adapter_order(order.command):
             timeout_s = self._longest(order)
-            facts = adapters.adapter_order(self._admin, order, self._profile, timeout_s)
+            facts = adapters.adapter_order(
+                self._admin, order, self._profile, self._record, timeout_s
+            )
         else:
             facts = order_stream(self._admin, order, self.find, self._limits, self._clock.now)
         try:

@@ -24,6 +24,7 @@ def generate(
         float | None, typer.Option(min=0, help="0: always the likeliest token.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The same seed, the same text.")] = None,
+    lora: Annotated[str, typer.Option(help="Under this adapter, which has to be loaded.")] = "",
     request_id: Annotated[
         str | None, typer.Option(help="Name of the request, for `chadburn abort`; else a new one.")
     ] = None,
@@ -57,6 +58,7 @@ def generate(
         "max_tokens": max_tokens,
         "temperature": temperature,
         "seed": seed,
+        "lora": lora,
     }
     raise typer.Exit(asyncio.run(_stream(address, token, wanted, timeout, as_json)))
 

@@ -96,6 +96,13 @@ def engine(
     profile_root: Annotated[
         Path | None, typer.Option(help="Where profiles are kept; else in the data directory.")
     ] = None,
+    lora_root: Annotated[
+        list[Path] | None,
+        typer.Option(help="Adapters may be loaded from below this directory. Repeatable."),
+    ] = None,
+    max_loras: Annotated[
+        int, typer.Option(min=1, help="Adapters loaded at once; one more evicts an idle one.")
+    ] = 8,
     tensor_parallel_size: Annotated[
         int, typer.Option(min=1, help="Ranks that divide the model, each a process.")
     ] = 1,
@@ -171,6 +178,8 @@ def engine(
         weights_roots=tuple(weights_root or ()),
         rendezvous_rules=rules,
         profile_root=profile_root,
+        lora_roots=tuple(lora_root or ()),
+        max_loras=max_loras,
         inference_address=inference_address,
         admin_address=admin_address,
         tokens=tokens,

@@ -41,6 +41,11 @@ class Folder:
         return self.path / "gateway.toml"
 
     @property
+    def adapters(self) -> Path:
+        """From where its engine loads adapters."""
+        return self.path / "adapters"
+
+    @property
     def lock(self) -> Path:
         return self.path / "demo.lock"
 

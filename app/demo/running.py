@@ -135,6 +135,7 @@ async def _start_engine(
     plan: Plan, folder: Folder, ports: Ports, children: Children, issuer: str
 ) -> Mapping[str, Any]:
     path = _fresh(folder, "engine")
+    folder.adapters.mkdir(mode=0o700, exist_ok=True)
     arguments = [
         "engine",
         f"--data-dir={path.parent}",
@@ -144,6 +145,7 @@ async def _start_engine(
         f"--inference-audience={INFERENCE_AUDIENCE}",
         f"--admin-audience={ENGINE_AUDIENCE}",
         f"--step-delay-ms={plan.step_delay_ms}",
+        f"--lora-root={folder.adapters}",
         f"--ready-file={path}",
         *_TIED,
     ]

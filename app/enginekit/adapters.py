@@ -7,7 +7,7 @@ from typing import cast
 
 from app.domain.commands import LoadLora, UnloadLora
 from app.domain.facts import LoraFact
-from app.domain.operation import JsonObject
+from app.domain.operation import JsonObject, OperationWarning
 from app.enginekit.errands import Ending, Errand
 from app.enginekit.records import REVISION, Counters
 
@@ -23,8 +23,12 @@ async def load_lora(errand: Errand) -> Ending:
     return Ending(
         result=_result(loaded, changed=True),
         change=REVISION,
-        settle=lambda _, seen: errand.state.lora_came(loaded, seen),
+        settle=lambda _, seen: errand.state.lora_came(loaded, concluded.evicted, seen),
         shows=lambda seen: any(lora.name == loaded.name for lora in seen.loras),
+        warnings=tuple(
+            OperationWarning("LORA_EVICTED", f"the adapter {gone.name} had to make room")
+            for gone in concluded.evicted
+        ),
     )
 
 

@@ -111,6 +111,7 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
                     total_kv_blocks=engine.total_kv_blocks,
                     max_running_requests=engine.max_running_requests,
                     max_batched_tokens=engine.max_batched_tokens,
+                    max_loras=engine.max_loras,
                 ),
                 extra=extra,
             )

@@ -276,7 +276,7 @@ class TwoPhase:
     ) -> OperationError:
         fault = next(iter(faults.values()))  # the first: others may follow from it
         return OperationError(
-            code="UNAVAILABLE" if fault.retryable else "INTERNAL",
+            code=fault.code,
             reason=fault.reason,
             message=fault.message,
             retryable=fault.retryable and not lost,
@@ -331,7 +331,7 @@ def refusal_error(reason: str, message: str, *, retryable: bool = False) -> Oper
 def fault_error(fault: RuntimeFault) -> OperationError:
     """The engine as a whole could not do its part, before any rank was asked."""
     return OperationError(
-        code="UNAVAILABLE" if fault.retryable else "INTERNAL",
+        code=fault.code,
         reason=fault.reason,
         message=fault.message,
         retryable=fault.retryable,

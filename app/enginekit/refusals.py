@@ -196,7 +196,7 @@ def status_of_end(operation: Operation) -> status_pb2.Status:
 
 def status_of_fault(fault: RuntimeFault) -> status_pb2.Status:
     """A read that the engine could not answer, in its own words."""
-    code = code_pb2.UNAVAILABLE if fault.retryable else code_pb2.INTERNAL
+    code = code_pb2.Code.Value(fault.code)
     return _packed(code, fault.message, [_info(fault.reason, fault.retryable, {})])
 
 

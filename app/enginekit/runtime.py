@@ -51,7 +51,8 @@ What each order asks of a runtime, beside what `Runtime` says:
   ReconfigureServing  nothing runs. `ranks` may change with the return of `conclude`, no earlier;
                     `rollback` is asked of the ranks that were there before.
   LoadLora, UnloadLora  may come while requests run. Refuse (RuntimeFault, retryable) to unload an
-                    adapter that requests use, or wait for them in `prepare`. Conclude with `lora`.
+                    adapter that requests use, or wait for them in `prepare`. A load may evict
+                    adapters that no request uses. Conclude with `lora` and `evicted`.
 """
 
 from __future__ import annotations
@@ -74,16 +75,24 @@ from app.rpc.openengine.v1 import generation_pb2, kv_pb2
 
 class RuntimeFault(Exception):
     """A rank could not do its part. `reason` is UPPER_SNAKE; the message is shown to callers.
-    `ranks`: which, where it is not one rank that was asked, as for a profile."""
+    `ranks`: which, where it is not one rank that was asked, as for a profile. `code` is the name of
+    a google.rpc.Code; None: UNAVAILABLE where it is retryable, else INTERNAL."""
 
     def __init__(
-        self, reason: str, message: str, *, retryable: bool = False, ranks: tuple[int, ...] = ()
+        self,
+        reason: str,
+        message: str,
+        *,
+        retryable: bool = False,
+        ranks: tuple[int, ...] = (),
+        code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.retryable = retryable
         self.ranks = ranks
+        self.code = code or ("UNAVAILABLE" if retryable else "INTERNAL")
 
 
 class RequestRefused(Exception):
@@ -137,6 +146,7 @@ class EngineDescription:
     max_context_length: int | None = None
     max_output_tokens: int | None = None
     max_top_logprobs: int | None = None  # None: no log probabilities
+    max_loras: int | None = None  # adapters resident at once
     max_sequences: int = 1  # parallel outputs of one prompt
     features: frozenset[Feature] = frozenset()
 
@@ -260,7 +270,8 @@ class Conclusion:
     counted by the kit). For a resume: requests that continue. For an update: `components` that
     are proved to be new, None for all that were ordered; without `evidence` of every rank it
     counts as unverified; `switched` names the requests whose output is of both versions. For a
-    LoRA: the adapter as loaded, or the one that was unloaded.
+    LoRA: the adapter as loaded, or the one that was unloaded, and those that were `evicted` to make
+    room for it.
     """
 
     changed: bool = True
@@ -273,6 +284,7 @@ class Conclusion:
     components: frozenset[Component] | None = None
     switched: tuple[SwitchedRequest, ...] = ()
     lora: LoraFact | None = None
+    evicted: tuple[LoraFact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

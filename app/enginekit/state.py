@@ -298,9 +298,12 @@ class EngineState:
     def reconfigured(self, role: EngineRole, seen: Observation | None) -> None:
         self._keep(replace(seen or self.observation, role=role))
 
-    def lora_came(self, lora: LoraFact, seen: Observation | None) -> None:
-        after = seen or replace(self.observation, loras=(*self.observation.loras, lora))
-        self._keep(after)
+    def lora_came(
+        self, lora: LoraFact, evicted: tuple[LoraFact, ...], seen: Observation | None
+    ) -> None:
+        gone = {one.name for one in evicted}
+        left = tuple(known for known in self.observation.loras if known.name not in gone)
+        self._keep(seen or replace(self.observation, loras=(*left, lora)))
 
     def lora_went(self, name: str, seen: Observation | None) -> None:
         left = tuple(lora for lora in self.observation.loras if lora.name != name)

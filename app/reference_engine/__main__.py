@@ -42,6 +42,14 @@ def arguments() -> argparse.ArgumentParser:
         help="updates may meet trainers there; repeatable",
     )
     add("--profile-root", type=Path, help="where profiles are kept; default: in the data dir")
+    add(
+        "--lora-root",
+        type=Path,
+        action="append",
+        default=[],
+        help="adapters may be loaded from below it; repeatable",
+    )
+    add("--max-loras", type=int, default=8, help="adapters that are loaded at once")
     add("--seed", type=int, default=0, help="decides the weights of the small checkpoint")
     add("--inference-address", default="127.0.0.1:0", help="host:port or unix:/path")
     add("--admin-address", default="127.0.0.1:0", help="host:port or unix:/path")
@@ -79,6 +87,8 @@ def settings_of(given: argparse.Namespace) -> EngineSettings:
         weights_roots=tuple(given.weights_root),
         rendezvous_rules=tuple(map(RendezvousRule.parse, given.rendezvous_allow)),
         profile_root=given.profile_root,
+        lora_roots=tuple(given.lora_root),
+        max_loras=given.max_loras,
         inference_address=given.inference_address,
         admin_address=given.admin_address,
         tokens=_tokens(given),

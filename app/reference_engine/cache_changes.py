@@ -12,13 +12,16 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockStored:
     """A full block can be found from now on. ``parent`` is the hash of the block before it, empty
-    for the first of a chain. ``salt`` is the root of a salted chain, empty for the common one."""
+    for the first of a chain. ``salt`` is the root of a salted chain, or of one that was computed
+    under an adapter; empty for the common one. ``adapter`` is its number, 0: none."""
 
     digest: str
     parent: str
     token_ids: tuple[int, ...]
     request_id: str
     salt: str = ""
+    adapter: int = 0
+    adapter_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ def _event(change: CacheChange) -> CacheEvent:
                 parent=bytes.fromhex(change.parent),
                 token_ids=change.token_ids,
                 request_id=change.request_id,
+                lora_id=change.adapter,
+                lora_name=change.adapter_name,
                 extra=(salt,) if salt else (),
             )
         case BlockRemoved(digest=digest):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from app.reference_engine import adapter_orders as a
 from app.reference_engine import change_orders as c
 from app.reference_engine import messages as m
 from app.reference_engine.channel import Issued
@@ -32,12 +33,14 @@ class ChangeOutcome:
 class Holdings:
     """What the ranks hold, as far as the front end knows. ``sha256`` of the weights per rank, empty
     strings while they are missing. ``source`` of the last update; None: the checkpoint itself.
-    ``released`` says of each resource whether its content is preserved."""
+    ``released`` says of each resource whether its content is preserved. ``adapters`` in the order
+    in which they came."""
 
     sha256: tuple[str, ...] = ()
     source: c.DiskSource | None = None
     reloadable: bool = True
     released: Mapping[c.Resource, bool] = field(default_factory=dict)
+    adapters: tuple[a.LoadedAdapter, ...] = ()
 
     @property
     def weights_missing(self) -> bool:
@@ -54,13 +57,21 @@ class Holdings:
         """Once an order is settled on every rank."""
         now = replace(self, sha256=tuple(one.weights_sha256 for one in outcome.settled))
         match order:
+            case a.PrepareLoad(adapter=adapter, evict=evict):
+                left = tuple(one for one in self.adapters if one.name not in evict)
+                return replace(now, adapters=(*left, adapter))
+            case a.PrepareUnload(name=name):
+                left = tuple(one for one in self.adapters if one.name != name)
+                return replace(now, adapters=left)
             case c.PrepareRelease(resources=resources, preserve=preserve):
+                if c.Resource.WEIGHTS in resources and not preserve:
+                    now = replace(now, adapters=())
                 return replace(
                     now, released={**self.released, **dict.fromkeys(resources, preserve)}
                 )
             case c.PrepareRestore(resources=resources):
-                left = {one: kept for one, kept in self.released.items() if one not in resources}
-                return replace(now, released=left)
+                held = {one: kept for one, kept in self.released.items() if one not in resources}
+                return replace(now, released=held)
             case c.PrepareUpdate(source=source):
                 if isinstance(source, c.DiskSource):
                     return replace(now, source=source, reloadable=True)

@@ -1,4 +1,5 @@
-"""Orders that change what the ranks hold, and their results: release, restore, update of weights.
+"""Orders that change what the ranks hold, and their results: release, restore, update of weights
+(those about adapters are in ``adapter_orders``).
 
 Each goes its way in four entries of the log. Prepare does all that takes long or can fail, beside
 what is live and while requests go on. Commit moves references, between two steps. Settle makes it
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+from app.reference_engine.adapter_orders import AdapterPreparation
 
 
 class Resource(StrEnum):
@@ -99,7 +102,7 @@ class SettleChange:
     change_id: str
 
 
-Preparation = PrepareRelease | PrepareRestore | PrepareUpdate
+Preparation = PrepareRelease | PrepareRestore | PrepareUpdate | AdapterPreparation
 ChangeOrder = Preparation | CommitChange | UndoChange | SettleChange
 
 
@@ -108,8 +111,8 @@ ChangeOrder = Preparation | CommitChange | UndoChange | SettleChange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangePrepared:
-    """Of an update: this rank's part, and ``read``, which stands for the very bytes that were read
-    (the ranks' must be equal). Otherwise zeros."""
+    """Of an update or an adapter: this rank's part, and ``read``, which stands for the very bytes
+    that were read (the ranks' must be equal). Otherwise zeros."""
 
     tensors: int = 0
     bytes: int = 0

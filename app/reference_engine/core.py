@@ -10,6 +10,7 @@ import numpy as np
 
 from app.reference_engine import change_orders as c
 from app.reference_engine import messages as m
+from app.reference_engine.adapter_orders import PrepareLoad, PrepareUnload, leaving
 from app.reference_engine.cache_changes import CacheChanged
 from app.reference_engine.errors import OrderRefused
 from app.reference_engine.handoff_messages import (
@@ -96,7 +97,13 @@ class EngineCore:
                 return self._staging.undo(change_id), []
             case c.SettleChange(change_id):
                 return self._staging.settle(change_id), []
-            case c.PrepareRelease() | c.PrepareRestore() | c.PrepareUpdate():
+            case (
+                c.PrepareRelease()
+                | c.PrepareRestore()
+                | c.PrepareUpdate()
+                | PrepareLoad()
+                | PrepareUnload()
+            ):
                 return self.prepare(order)(), []
             case _:
                 raise OrderRefused("this is no order for the core")
@@ -115,7 +122,10 @@ class EngineCore:
         for chunk in chunks:
             token_ids += chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
         spans = [
-            m.StepSpan(chunk.start, chunk.count, tuple(chunk.sequence.blocks)) for chunk in chunks
+            m.StepSpan(
+                chunk.start, chunk.count, tuple(chunk.sequence.blocks), chunk.sequence.adapter
+            )
+            for chunk in chunks
         ]
         imports, exports = _handed_over(chunks)
         plan = m.StepPlan(tuple(token_ids), tuple(spans), imports, exports)
@@ -196,7 +206,13 @@ class EngineCore:
         )
 
     def _submit(self, request: m.GenerationRequest) -> tuple[m.Result, list[m.RequestReport]]:
-        status = self._scheduler.submit(request)
+        number, label = 0, ""
+        if request.adapter:
+            adapter = self._holding.held.adapters.get(request.adapter)
+            if adapter is None:
+                return m.Submitted(m.SubmitStatus.UNKNOWN_ADAPTER), []
+            number, label = adapter.loaded.number, adapter.key
+        status = self._scheduler.submit(request, adapter=number, label=label)
         if status is not m.SubmitStatus.ACCEPTED:
             return m.Submitted(status), []
         self._outputs[request.request_id] = Output(
@@ -281,6 +297,10 @@ class EngineCore:
 
     def _check_idle(self, order: c.Preparation | None) -> None:
         """What requests in flight need can not be taken from under them."""
+        for name in leaving(order):
+            adapter = self._holding.held.adapters.get(name)
+            if adapter is not None and self._scheduler.users_of(adapter.loaded.number):
+                raise OrderRefused("requests use the adapter")
         if not isinstance(order, c.PrepareRelease):
             return
         if self._scheduler.runnable:
@@ -291,7 +311,14 @@ class EngineCore:
     def _commit(self, change_id: str) -> m.Result:
         order = self._preparation
         self._check_idle(order)
+        gone = [
+            self._holding.held.adapters[name]
+            for name in leaving(order)
+            if name in self._holding.held.adapters
+        ]
         self._staging.commit(change_id)
+        for adapter in gone:
+            self._scheduler.drop(adapter.key)
         match order:
             case c.PrepareUpdate(flush=flush):
                 switched = tuple(

@@ -14,7 +14,8 @@ from app.reference_engine.sharding import EMBEDDING, FINAL_NORM, LM_HEAD
 
 # Buffers that older exports wrote although they follow from the configuration.
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias")
-_LOADABLE = {"F32", "F16", "BF16", "F64"}
+# Types of the format that become float32.
+LOADABLE = {"F32", "F16", "BF16", "F64"}
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -63,7 +64,7 @@ class Demanded:
             raise TensorUnexpected(name)
         if shape != self._shapes[name]:
             raise TensorMismatch(name, f"of shape {self._shapes[name]}", f"{shape}")
-        if dtype not in _LOADABLE:
+        if dtype not in LOADABLE:
             raise TensorMismatch(name, "a plain floating point tensor", _type_name(dtype))
         return True
 

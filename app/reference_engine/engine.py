@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +13,8 @@ from uuid import uuid4
 
 from app.reference_engine import change_orders as c
 from app.reference_engine import messages as m
+from app.reference_engine.adapter_orders import LoadedAdapter, PrepareLoad
+from app.reference_engine.adapter_table import AdapterTable
 from app.reference_engine.cache_changes import CacheChanged, CacheCleared
 from app.reference_engine.change import Change, ChangeOutcome, Holdings
 from app.reference_engine.channel import Issued
@@ -23,6 +26,7 @@ from app.reference_engine.errors import (
     RankLost,
     ReferenceEngineError,
     StartupFailed,
+    UnknownAdapter,
 )
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.processes import WORKER
@@ -30,8 +34,16 @@ from app.reference_engine.supervisor import Supervisor
 from app.reference_engine.tokenizer import Tokenizer
 
 _FIRST_RANK = 0
-_Stream = asyncio.Queue[m.RequestReport]
 _R = TypeVar("_R", bound=m.Result)
+log = logging.getLogger(__name__)
+
+
+class _Stream(asyncio.Queue[m.RequestReport]):
+    """What is reported of one request; ``adapter`` is the name of the one it uses."""
+
+    def __init__(self, adapter: str) -> None:
+        super().__init__()
+        self.adapter = adapter
 
 
 class Engine:
@@ -52,6 +64,7 @@ class Engine:
         self._holdings = Holdings()
         # Told what becomes of the blocks that later prompts can find, in order.
         self.on_cache: Callable[[CacheChanged], None] = lambda _changed: None
+        self.adapters = AdapterTable(lambda: self._holdings.adapters, self._users_of)
 
     @classmethod
     async def start(
@@ -140,12 +153,14 @@ class Engine:
 
         The order log has the request before the iterator suspends for the first time. Closing it
         early ends the request in the engine, and returns when that is done. Raises
-        DuplicateRequest, Overloaded or RankLost before the first report.
+        DuplicateRequest, UnknownAdapter, Overloaded or RankLost before the first report.
         """
         request_id = request.request_id
         if request_id in self._streams:
             raise DuplicateRequest(request_id)
-        stream: _Stream = asyncio.Queue()
+        if request.adapter:
+            self.adapters.admit(request.adapter)
+        stream = _Stream(request.adapter)
         self._streams[request_id] = stream
         ended = False
         try:
@@ -240,15 +255,25 @@ class Engine:
 
     async def _set_up_again(self, before: Holdings) -> None:
         """Bring the ranks of a new group to one state: the earlier one, as far as it can be had."""
-        self._holdings = replace(before, released={})
+        self._holdings = replace(before, released={}, adapters=())
         sums = tuple(one.weights_sha256 for one in self._supervisor.ready)
         if not all(sums):
             # Some may have found theirs: a part of a model is nothing.
             await self._change_all({c.Resource.WEIGHTS: False})
             order = c.PrepareRestore(change_id=uuid4().hex, resources=(c.Resource.WEIGHTS,))
             await self.carry_out(order)
+        else:
+            await self._load_again(before.adapters)
         if before.released:
             await self._change_all(before.released)
+
+    async def _load_again(self, adapters: tuple[LoadedAdapter, ...]) -> None:
+        """Those whose files are still there, and what they were."""
+        for adapter in adapters:
+            try:
+                await self.carry_out(PrepareLoad(change_id=uuid4().hex, adapter=adapter))
+            except OrderRejected as error:
+                log.warning("adapter %r is lost with the ranks: %s", adapter.name, error)
 
     async def _change_all(self, released: Mapping[c.Resource, bool]) -> None:
         for resource, preserve in released.items():
@@ -282,6 +307,9 @@ class Engine:
         issued = self.issue(order)
         results = await asyncio.gather(*(self.ack(issued, rank) for rank in self.ranks))
         return results[0]
+
+    def _users_of(self, adapter: str) -> int:
+        return sum(1 for stream in self._streams.values() if stream.adapter == adapter)
 
     def _deliver(self, report: m.RequestReport) -> None:
         request_id = report.request_id
@@ -324,6 +352,8 @@ class Engine:
     def _refusal(request_id: str, result: m.Submitted) -> ReferenceEngineError:
         if result.status is m.SubmitStatus.DUPLICATE:
             return DuplicateRequest(request_id)
+        if result.status is m.SubmitStatus.UNKNOWN_ADAPTER:
+            return UnknownAdapter()
         return Overloaded("too many requests are waiting")
 
 

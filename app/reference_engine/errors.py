@@ -147,6 +147,17 @@ class TransferFailed(ReferenceEngineError):
         super().__init__(f"rank {rank}{at}: {cause}")
 
 
+class AdapterRefused(ReferenceEngineError):
+    """An adapter can not be used here; the message names the setting, file or tensor."""
+
+
+class UnknownAdapter(ReferenceEngineError):
+    """A request names an adapter that is not loaded, or that is about to go."""
+
+    def __init__(self) -> None:
+        super().__init__("no adapter of that name is loaded")
+
+
 class OrderRefused(ReferenceEngineError):
     """Within a rank: the order can not be carried out now, and nothing was changed by it."""
 

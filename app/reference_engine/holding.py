@@ -6,9 +6,9 @@ The first rank computes what its scheduler plans, the others compute along; both
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from app.reference_engine.errors import OrderRefused
 from app.reference_engine.handoff_messages import KvExport, KvSource, KvWritten
 from app.reference_engine.host_memory import HostCopy, bytes_of, sha256_of
 from app.reference_engine.kv_parts import read_part, write_part
+from app.reference_engine.lora import Adapter, packed
 from app.reference_engine.model import KvCache, Llama, Span
 from app.reference_engine.sampler import Row
 
@@ -33,7 +34,8 @@ class Held:
 
     ``model`` and ``cache`` are None while released, the weights also while they are missing;
     ``kept_…`` are the copies that a release preserved. ``sha256`` belongs to the weights that are
-    live or kept, empty when there are none.
+    live or kept, empty when there are none. ``adapters`` by name: part of the weights, they are
+    released and kept together with them.
     """
 
     model: Llama | None
@@ -42,6 +44,7 @@ class Held:
     kept_weights: HostCopy | None = None
     kept_cache: HostCopy | None = None
     released: frozenset[Resource] = frozenset()
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
 
     @property
     def preserved(self) -> frozenset[Resource]:
@@ -84,7 +87,9 @@ class Holding:
         model, cache = self.held.model, self.held.cache
         if model is None or cache is None or self.unsettled:
             raise OrderRefused("weights or KV cache are not there")
-        spans = [Span(one.start, one.count, one.blocks) for one in plan.spans]
+        spans = [
+            Span(one.start, one.count, one.blocks, self._adapter(one.adapter)) for one in plan.spans
+        ]
         for arriving in plan.imports:
             self.check_weights(arriving.source)
             path = arriving.source.paths[self._rank]
@@ -122,6 +127,14 @@ class Holding:
         while len(self._written) > _WRITTEN_REMEMBERED:
             self._written.popitem(last=False)
 
+    def _adapter(self, number: int) -> Adapter | None:
+        if not number:
+            return None
+        for adapter in self.held.adapters.values():
+            if adapter.loaded.number == number:
+                return adapter
+        raise OrderRefused("an adapter is not there")
+
     @property
     def device(self) -> torch.device:
         return self.bare.device
@@ -133,7 +146,8 @@ class Holding:
     def bytes_held(self, resource: Resource) -> int:
         """What the tensors of a resource measure."""
         if resource is Resource.WEIGHTS:
-            return 0 if self.held.model is None else bytes_of(self.held.model.weights)
+            weights = 0 if self.held.model is None else bytes_of(self.held.model.weights)
+            return weights + bytes_of(packed(self.held.adapters.values()))
         return 0 if self.held.cache is None else bytes_of(cache_tensors(self.held.cache))
 
     @property

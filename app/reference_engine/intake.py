@@ -47,6 +47,7 @@ class Intake:
             logprobs=self._logprobs(request.response),
             bypass_prefix_cache=request.kv.bypass_prefix_cache,
             cache_salt=request.kv.cache_salt,
+            adapter=request.lora_name,
         )
 
     def _prompt(self, request: pb.GenerateRequest) -> tuple[int, ...]:

@@ -34,9 +34,14 @@ class FlushCount:
     in_use: int
 
 
-def prefix_root(cache_salt: str) -> bytes:
-    """Hash that chains of this salt start from. Another salt can never match."""
-    return hashlib.sha256(b"prefix\x00" + cache_salt.encode()).digest()
+def prefix_root(cache_salt: str, label: str = "") -> bytes:
+    """Hash that chains of this salt start from, and of this ``label``: what stands for the adapter
+    under which they are computed. Another salt or label can never match."""
+    if not label:
+        return hashlib.sha256(b"prefix\x00" + cache_salt.encode()).digest()
+    # Of fixed length, so that no label and salt can be taken for another pair.
+    labelled = hashlib.sha256(label.encode()).digest()
+    return hashlib.sha256(b"adapter\x00" + labelled + cache_salt.encode()).digest()
 
 
 def chain_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
@@ -56,6 +61,7 @@ class BlockPool:
         self._references = [0] * total
         self._hash_of: list[bytes | None] = [None] * total
         self._block_of: dict[bytes, int] = {}
+        self._label_of: dict[int, str] = {}
         self._blank = list(range(total - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._generation = 0
@@ -138,10 +144,17 @@ class BlockPool:
         return changes
 
     def publish(
-        self, block: int, digest: bytes, generation: int, told: BlockStored | None = None
+        self,
+        block: int,
+        digest: bytes,
+        generation: int,
+        told: BlockStored | None = None,
+        *,
+        label: str = "",
     ) -> None:
         """Make a full, computed block findable. The first block of a digest keeps the name.
-        ``told`` is what is said of it when it does become findable."""
+        ``told`` is what is said of it when it does become findable. ``label`` as of the chain's
+        root, for :meth:`drop`."""
         if self._references[block] < 1:
             raise BlockPoolError(f"block {block} is not referenced")
         if generation != self._generation or digest in self._block_of:
@@ -152,6 +165,20 @@ class BlockPool:
         self._block_of[digest] = block
         if told is not None:
             self._changes.append(told)
+        if label:
+            self._label_of[block] = label
+
+    def drop(self, label: str) -> FlushCount:
+        """Forget every prefix of one label; like :meth:`flush`, but the others stay."""
+        mine = [block for block, known in self._label_of.items() if known == label]
+        freed = 0
+        for block in mine:
+            self._forget(block)
+            if block in self._idle:
+                del self._idle[block]
+                self._blank.append(block)
+                freed += 1
+        return FlushCount(freed=freed, in_use=len(mine) - freed)
 
     def flush(self) -> FlushCount:
         """Forget every prefix. Nothing computed before can be matched afterwards, also not what
@@ -160,6 +187,7 @@ class BlockPool:
         self._blank.extend(self._idle)
         self._idle.clear()
         self._block_of.clear()
+        self._label_of.clear()
         self._hash_of = [None] * self.total
         self._generation += 1
         self._changes.append(CacheCleared())
@@ -171,3 +199,4 @@ class BlockPool:
             del self._block_of[digest]
             self._hash_of[block] = None
             self._changes.append(BlockRemoved(digest.hex()))
+            self._label_of.pop(block, None)

@@ -119,6 +119,7 @@ class Logprobs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """A request checked against the model's limits. ``cache_salt`` separates prefix caches.
+    ``adapter`` by its name; empty: the weights alone.
 
     With ``export_to``, a path for each rank, the prompt alone is computed and its KV written there;
     the request ends with Prefilled. With ``awaits_kv`` it is not computed before DeliverKv.
@@ -133,6 +134,7 @@ class GenerationRequest:
     cache_salt: str = ""
     export_to: tuple[str, ...] = ()
     awaits_kv: bool = False
+    adapter: str = ""
 
 
 # ---- orders ----
@@ -200,11 +202,13 @@ Order = (
 
 @dataclass(frozen=True, slots=True)
 class StepSpan:
-    """The new tokens of one sequence in a step, and the blocks that hold its KV."""
+    """The new tokens of one sequence in a step, the blocks that hold its KV, and the number of the
+    adapter under which they are computed; 0: none."""
 
     start: int
     count: int
     blocks: tuple[int, ...]
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +244,7 @@ class SubmitStatus(StrEnum):
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
     OVERLOADED = "overloaded"
+    UNKNOWN_ADAPTER = "unknown_adapter"
 
 
 @dataclass(frozen=True, slots=True)

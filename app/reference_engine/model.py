@@ -20,6 +20,7 @@ from torch import Tensor
 
 from app.reference_engine.collective import Alone, Collective
 from app.reference_engine.config import ModelConfig
+from app.reference_engine.lora import NO_ADAPTERS, Adapter, StepAdapters
 from app.reference_engine.rotary import inverse_frequencies, rotated
 from app.reference_engine.sharding import EMBEDDING, FINAL_NORM, LM_HEAD, Layout
 
@@ -33,24 +34,27 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True, slots=True)
 class Span:
     """``count`` new tokens of one sequence, the first at position ``start``; ``blocks`` hold the
-    sequence's KV in order and reach at least to the last new token."""
+    sequence's KV in order and reach at least to the last new token. ``adapter`` None: the weights
+    alone."""
 
     start: int
     count: int
     blocks: Sequence[int]
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
     weight: Tensor
     bias: Tensor | None
+    module: str = ""
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        return F.linear(rows, self.weight, self.bias)
+    def __call__(self, rows: Tensor, adapters: StepAdapters = NO_ADAPTERS) -> Tensor:
+        return adapters.add(self.module, rows, F.linear(rows, self.weight, self.bias))
 
-    def summed(self, rows: Tensor, group: Collective) -> Tensor:
+    def summed(self, rows: Tensor, group: Collective, adapters: StepAdapters) -> Tensor:
         """Where the ranks divide the inputs among themselves: the bias is added once, after."""
-        total = group.sum(F.linear(rows, self.weight))
+        total = group.sum(adapters.add(self.module, rows, F.linear(rows, self.weight)))
         return total if self.bias is None else total + self.bias
 
 
@@ -193,22 +197,23 @@ class Llama:
         slot_of = self._tensor(slots)
         shared = self.config.num_heads // self.config.num_kv_heads
         groups = [group.on(self.device) for group in _grouped(spans, cache, shared)]
+        adapters = self._adapters(spans)
         hidden = self._embed(ids)
         for number, layer in enumerate(self._layers):
             normed = self._norm(hidden, layer.attention_norm)
-            query = rotated(self._heads(layer.query(normed)), cos, sin)
-            key = rotated(self._heads(layer.key(normed)), cos, sin)
-            value = self._heads(layer.value(normed))
+            query = rotated(self._heads(layer.query(normed, adapters)), cos, sin)
+            key = rotated(self._heads(layer.key(normed, adapters)), cos, sin)
+            value = self._heads(layer.value(normed, adapters))
             keys, values = cache.keys[number], cache.values[number]
             keys.flatten(1, 2).index_copy_(1, slot_of, key[:real].transpose(0, 1))
             values.flatten(1, 2).index_copy_(1, slot_of, value[:real].transpose(0, 1))
             attended = torch.zeros_like(query)
             for group in groups:
                 attended[group.rows] = self._attend(query[group.rows], keys, values, group)
-            hidden = hidden + layer.output.summed(attended.flatten(1), self._group)
+            hidden = hidden + layer.output.summed(attended.flatten(1), self._group, adapters)
             normed = self._norm(hidden, layer.mlp_norm)
-            inner = F.silu(layer.gate(normed)) * layer.up(normed)
-            hidden = hidden + layer.down.summed(inner, self._group)
+            inner = F.silu(layer.gate(normed, adapters)) * layer.up(normed, adapters)
+            hidden = hidden + layer.down.summed(inner, self._group, adapters)
         ends = [-1]
         for span in spans:
             ends.append(ends[-1] + span.count)
@@ -224,6 +229,25 @@ class Llama:
         inside = (ids >= own.start) & (ids < own.stop)
         rows = self._embedding[(ids - own.start).clamp(0, len(own) - 1)]
         return self._group.sum(rows.masked_fill(~inside.unsqueeze(-1), 0.0))
+
+    def _adapters(self, spans: Sequence[Span]) -> StepAdapters:
+        """Which rows of the step belong to which adapter. As many rows as are computed together
+        are padded, here too: with the first one's, again and again."""
+        found: dict[str, tuple[Adapter, list[int]]] = {}
+        at = 0
+        for span in spans:
+            if span.adapter is not None:
+                _, rows = found.setdefault(span.adapter.key, (span.adapter, []))
+                rows.extend(range(at, at + span.count))
+            at += span.count
+        if not found:
+            return NO_ADAPTERS
+        return StepAdapters(
+            [
+                (self._tensor([*rows, *rows[:1] * (-len(rows) % _ROW_TILE)]), len(rows), adapter)
+                for adapter, rows in found.values()
+            ]
+        )
 
     def _tensor(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, device=self.device)
@@ -263,7 +287,7 @@ class Llama:
 
         def linear(name: str) -> _Linear:
             weight = self.weights[f"{at}.{name}.weight"]
-            return _Linear(weight, self.weights.get(f"{at}.{name}.bias"))
+            return _Linear(weight, self.weights.get(f"{at}.{name}.bias"), f"{at}.{name}")
 
         return _Layer(
             attention_norm=self.weights[f"{at}.input_layernorm.weight"],

@@ -10,11 +10,13 @@ from app.domain.capabilities import Capabilities
 from app.domain.commands import (
     Command,
     FlushCaches,
+    LoadLora,
     Pause,
     ReleaseResources,
     RestoreResources,
     Resume,
     StartProfile,
+    UnloadLora,
     UpdateWeights,
 )
 from app.domain.facts import WeightsFact
@@ -48,7 +50,9 @@ from app.enginekit.runtime import (
     RuntimeFault,
 )
 from app.reference_engine import messages as m
+from app.reference_engine.adapter_sources import AdapterPolicy
 from app.reference_engine.cache_feed import feed_of
+from app.reference_engine.carried_adapter import CarriedAdapter, fact_of
 from app.reference_engine.carried_change import CarriedChange, fault_of
 from app.reference_engine.channel import Issued
 from app.reference_engine.engine import Engine
@@ -58,6 +62,7 @@ from app.reference_engine.errors import (
     OrderRejected,
     Overloaded,
     RankLost,
+    UnknownAdapter,
     UnsupportedRequest,
 )
 from app.reference_engine.intake import MAX_TOP_LOGPROBS, Intake
@@ -78,6 +83,7 @@ _CHANGES = (
     OperationKind.RESTORE_RESOURCES,
     OperationKind.UPDATE_WEIGHTS,
 )
+_ADAPTER_ORDERS = frozenset({OperationKind.LOAD_LORA, OperationKind.UNLOAD_LORA})
 
 
 @dataclass(slots=True)
@@ -105,6 +111,7 @@ class ReferenceRuntime:
         engine_version: str,
         weight_version: str | None,
         sources: SourcePolicy | None = None,
+        adapters: AdapterPolicy | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         profiling: Profiling | None = None,
     ) -> None:
@@ -116,8 +123,9 @@ class ReferenceRuntime:
         self._gate = m.Gate.OPEN
         self._sources = sources or SourcePolicy()
         self._profiling = profiling
+        self._adapters = adapters or AdapterPolicy()
         self._carried: _Carried | None = None
-        self._changing: CarriedChange | None = None
+        self._changing: CarriedChange | CarriedAdapter | None = None
         self._cache = feed_of(engine, now_ns)
 
     @property
@@ -138,6 +146,7 @@ class ReferenceRuntime:
             max_context_length=ready.max_model_len,
             max_output_tokens=ready.max_model_len - 1,
             max_top_logprobs=MAX_TOP_LOGPROBS,
+            max_loras=self._adapters.most if self._adapters.roots else None,
             features=frozenset(
                 {
                     Feature.MIN_P,
@@ -148,7 +157,8 @@ class ReferenceRuntime:
                     Feature.PREFIX_CACHE_BYPASS,
                     Feature.CACHE_SALT,
                 }
-            ),
+            )
+            | ({Feature.LORA} if self._adapters.roots else set()),
         )
 
     def capabilities(self) -> Capabilities:
@@ -163,7 +173,8 @@ class ReferenceRuntime:
                     *_CHANGES,
                     *profiles,
                 }
-            ),
+            )
+            | (_ADAPTER_ORDERS if self._adapters.roots else frozenset()),
             cancellable=frozenset({OperationKind.PAUSE, *_CHANGES, *profiles}),
             profiler_kinds=frozenset() if self._profiling is None else self._profiling.kinds,
             cache_kinds=frozenset({CacheKind.PREFIX}),
@@ -191,6 +202,7 @@ class ReferenceRuntime:
             weights=WeightsFact(version=self._weight_version, state=state),
             released=frozenset(ResourceKind(resource.value) for resource in held.released),
             role=EngineRole.AGGREGATED,
+            loras=tuple(fact_of(adapter) for adapter in held.adapters),
             ranks=tuple(
                 RankReport(rank, RankState.FAILED, cause) for rank, cause in sorted(lost.items())
             ),
@@ -289,6 +301,10 @@ class ReferenceRuntime:
         try:
             async for report in reports:
                 yield response_of(report)
+        except UnknownAdapter as error:
+            # The core protocol has no code of its own for it; an adapter stands for a model.
+            code = error_pb2.ERROR_CODE_MODEL_NOT_FOUND
+            raise RequestRefused(code, str(error)) from error
         except DuplicateRequest as error:
             raise RequestRefused(error_pb2.ERROR_CODE_DUPLICATE_REQUEST, str(error)) from error
         except Overloaded as error:
@@ -355,12 +371,19 @@ class ReferenceRuntime:
             self._carried = _Carried(order.operation_id, self._gate)
         return self._carried
 
-    def _change_of(self, order: Order) -> CarriedChange | None:
+    def _change_of(self, order: Order) -> CarriedChange | CarriedAdapter | None:
         command = order.command
-        if not isinstance(command, ReleaseResources | RestoreResources | UpdateWeights):
+        if not isinstance(
+            command, ReleaseResources | RestoreResources | UpdateWeights | LoadLora | UnloadLora
+        ):
             return None
         if self._changing is None or self._changing.operation_id != order.operation_id:
-            self._changing = CarriedChange(order, command, self._engine, self._sources)
+            if isinstance(command, LoadLora | UnloadLora):
+                self._changing = CarriedAdapter(
+                    order.operation_id, command, self._engine, self._adapters
+                )
+            else:
+                self._changing = CarriedChange(order, command, self._engine, self._sources)
         return self._changing
 
     async def _ack(self, issued: Issued, rank: int) -> m.Result:

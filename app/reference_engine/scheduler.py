@@ -45,7 +45,8 @@ class SchedulerLimits:
 class Sequence:
     """One live request. ``tokens`` is prompt and output; the KV of the first ``computed`` is in
     ``blocks``. ``digests`` has the chain hash of every full block that was asked for so far.
-    ``arriving`` is the KV of its prompt, until it is taken in."""
+    ``arriving`` is the KV of its prompt, until it is taken in. ``adapter`` is the number of the one
+    it is computed under (0: none), ``label`` what stands for it in the prefix cache."""
 
     request: GenerationRequest
     tokens: list[int]
@@ -57,6 +58,8 @@ class Sequence:
     generation: int = 0
     cached_prompt_tokens: int | None = None
     arriving: KvSource | None = None
+    adapter: int = 0
+    label: str = ""
 
     @property
     def request_id(self) -> str:
@@ -117,7 +120,9 @@ class Scheduler:
         """Whether :meth:`plan` would find work."""
         return self._gate is not Gate.FROZEN and bool(self._running or self._waiting)
 
-    def submit(self, request: GenerationRequest) -> SubmitStatus:
+    def submit(
+        self, request: GenerationRequest, *, adapter: int = 0, label: str = ""
+    ) -> SubmitStatus:
         """Put a request in line. One that exceeds the model or the pool must not come here."""
         if request.request_id in self._live:
             return SubmitStatus.DUPLICATE
@@ -126,7 +131,9 @@ class Scheduler:
         sequence = Sequence(
             request=request,
             tokens=list(request.prompt_ids),
-            root=prefix_root(request.cache_salt),
+            root=prefix_root(request.cache_salt, label),
+            adapter=adapter,
+            label=label,
         )
         self._ended.pop(request.request_id, None)
         self._live[request.request_id] = sequence
@@ -181,6 +188,14 @@ class Scheduler:
         """Empty the prefix cache; see :meth:`BlockPool.flush`."""
         self._mixed = False
         return self._pool.flush()
+
+    def drop(self, label: str) -> FlushCount:
+        """Empty the prefix cache of what was computed under one adapter."""
+        return self._pool.drop(label)
+
+    def users_of(self, adapter: int) -> int:
+        """Live requests that are computed under it, frozen ones included."""
+        return sum(1 for one in self._live.values() if one.adapter == adapter)
 
     def recompute(self) -> None:
         """Every live sequence gives its KV up, and computes it again when it next runs. Its output
@@ -237,7 +252,7 @@ class Scheduler:
             for at in range(sequence.published, full):
                 block, digest = sequence.blocks[at], sequence.digests[at]
                 told = self._stored(sequence, at)
-                self._pool.publish(block, digest, sequence.generation, told)
+                self._pool.publish(block, digest, sequence.generation, told, label=sequence.label)
             sequence.published = full
 
     def cache_changes(self) -> tuple[CacheChange, ...]:
@@ -330,7 +345,9 @@ class Scheduler:
             parent=sequence.digests[at - 1].hex() if at else "",
             token_ids=tuple(sequence.tokens[at * size : (at + 1) * size]),
             request_id=sequence.request_id,
-            salt=sequence.root.hex() if sequence.request.cache_salt else "",
+            salt=sequence.root.hex() if sequence.request.cache_salt or sequence.adapter else "",
+            adapter=sequence.adapter,
+            adapter_name=sequence.request.adapter,
         )
 
     def _extend_digests(self, sequence: Sequence, full_blocks: int) -> None:

@@ -25,6 +25,7 @@ from app.enginekit.server import (
     random_id,
     utc_now,
 )
+from app.reference_engine.adapter_sources import AdapterPolicy
 from app.reference_engine.engine import Engine
 from app.reference_engine.errors import CannotServe
 from app.reference_engine.first_start import find_or_make_tiny_checkpoint
@@ -68,7 +69,8 @@ class EngineSettings:
 
     Without ``checkpoint`` a small one is made below ``data_dir`` at the first start; ``seed``
     decides its weights. Updates may read files below ``weights_roots``, and meet trainers where
-    ``rendezvous_rules`` say; without any, none. Without ``tokens`` both listeners must be local and
+    ``rendezvous_rules`` say; without any, none. Adapters lie below ``lora_roots``, and
+    ``max_loras`` of them may be loaded at once. Without ``tokens`` both listeners must be local and
     ``insecure_loopback`` be said. ``model_name`` None: the checkpoint folder's name, or
     TINY_MODEL_NAME. A rank is lost when an order takes it longer than ``order_deadline_s``, or a
     step, or an answer to a ping, than ``step_deadline_s``; each is a process that runs the module
@@ -84,6 +86,8 @@ class EngineSettings:
     weights_roots: tuple[Path, ...] = ()
     rendezvous_rules: tuple[RendezvousRule, ...] = ()
     profile_root: Path | None = None
+    lora_roots: tuple[Path, ...] = ()
+    max_loras: int = 8
     inference_address: str = "127.0.0.1:0"
     admin_address: str = "127.0.0.1:0"
     tokens: TokenSettings | None = None
@@ -166,6 +170,11 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
     for root in settings.weights_roots:
         if not await asyncio.to_thread(root.is_dir):
             raise CannotServe(f"no directory of weights at {root}")
+    for root in settings.lora_roots:
+        if not await asyncio.to_thread(root.is_dir):
+            raise CannotServe(f"no directory of adapters at {root}")
+    if settings.max_loras < 1:
+        raise CannotServe("max_loras must be positive")
     checkpoint = await _checkpoint(settings)
     engine = await Engine.start(
         checkpoint,
@@ -193,6 +202,7 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
             roots=settings.weights_roots, rendezvous_rules=settings.rendezvous_rules
         ),
         profiling=Profiling(engine, root, {"model": name, "engine_version": __version__}),
+        adapters=AdapterPolicy(roots=settings.lora_roots, most=settings.max_loras),
     )
     server = EngineServer(runtime, kit, now=utc_now, new_id=random_id)
     try:

@@ -38,7 +38,7 @@ def read_source(
         for number, wanted in enumerate(source.files):
             # The ranks share the checksums among themselves: each file's is taken once.
             mine = number % layout.world_size == layout.rank
-            with TensorFile(Path(wanted.path), check=_same_place(wanted.path)) as file:
+            with TensorFile(Path(wanted.path), check=same_place(wanted.path)) as file:
                 if wanted.sha256 is not None and mine:
                     found = file.sha256(proceed)
                     if found != wanted.sha256.lower():
@@ -53,7 +53,7 @@ def _take_shared(source: SharedSource, collected: Collected, note: Callable[[byt
     path = Path(source.path)
 
     def check(fd: int, status: os.stat_result) -> None:
-        _same_place(source.path)(fd, status)
+        same_place(source.path)(fd, status)
         if status.st_uid != source.owner:
             raise CheckpointFileInvalid(path, "the segment belongs to another user")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -70,8 +70,9 @@ def _take_shared(source: SharedSource, collected: Collected, note: Callable[[byt
         note(repr(file.identity).encode())
 
 
-def _same_place(path: str) -> Callable[[int, os.stat_result], None]:
-    """The path was resolved and allowed by the front end; a link put there since is refused."""
+def same_place(path: str) -> Callable[[int, os.stat_result], None]:
+    """A check for :class:`TensorFile`: the path was resolved and allowed by the front end, and a
+    link put there since is refused."""
 
     def check(fd: int, _status: os.stat_result) -> None:
         if os.readlink(f"/proc/self/fd/{fd}") != path:

@@ -116,15 +116,20 @@ class SourcePolicy:
             raise
 
     def _real(self, path: Path) -> Path:
-        try:
-            real = path.resolve(strict=True)
-        except (OSError, RuntimeError, ValueError):
-            real = None
-        roots = [root.resolve() for root in self.roots]
-        # One answer for what is not there and what is not allowed: it is no map of the disk.
-        if real is None or not any(real.is_relative_to(root) for root in roots):
-            raise SourceRefused("the path is not there, or not below an allowed root")
-        return real
+        return real_path(path, self.roots)
+
+
+def real_path(path: Path, roots: Sequence[Path]) -> Path:
+    """The path with all links resolved. Raises SourceRefused unless it is below a root."""
+    try:
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError):
+        real = None
+    allowed = [root.resolve() for root in roots]
+    # One answer for what is not there and what is not allowed: it is no map of the disk.
+    if real is None or not any(real.is_relative_to(root) for root in allowed):
+        raise SourceRefused("the path is not there, or not below an allowed root")
+    return real
 
 
 def discard(source: SharedSource) -> None:

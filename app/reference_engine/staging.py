@@ -10,7 +10,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+from app.reference_engine import adapter_orders as a
 from app.reference_engine import change_orders as c
+from app.reference_engine.adapter_staging import (
+    check_adapters,
+    with_adapters,
+    with_tensors,
+    without_tensors,
+)
 from app.reference_engine.errors import OrderRefused, ReferenceEngineError
 from app.reference_engine.holding import Held, Holding, cache_tensors
 from app.reference_engine.host_memory import (
@@ -20,6 +27,7 @@ from app.reference_engine.host_memory import (
     memory_in_use,
     sha256_of,
 )
+from app.reference_engine.lora import is_packed, packed
 from app.reference_engine.source_reading import read_source
 
 
@@ -139,6 +147,8 @@ class Staging:
     def _check(self, order: c.Preparation) -> None:
         released = self._holding.held.released
         match order:
+            case a.PrepareLoad() | a.PrepareUnload():
+                check_adapters(order, self._holding.held)
             case c.PrepareRelease(resources=resources, preserve=preserve):
                 # What is preserved can still be discarded.
                 kept = frozenset() if preserve else self._holding.held.preserved
@@ -161,16 +171,21 @@ class Staging:
                 return c.ChangePrepared()
             case c.PrepareUpdate() as order:
                 return self._updated(change, order)
+            case a.PrepareLoad() | a.PrepareUnload() as order:
+                change.after, prepared = with_adapters(order, self._holding, change.proceed)
+                return prepared
 
     def _released(self, change: _Change, resources: tuple[c.Resource, ...], preserve: bool) -> Held:
         later = replace(change.before, released=change.before.released | frozenset(resources))
         if c.Resource.WEIGHTS in resources:
             kept = None
             if preserve and later.model is not None:
-                kept = HostCopy(later.model.weights, change.proceed)
+                tensors = {**later.model.weights, **packed(later.adapters.values())}
+                kept = HostCopy(tensors, change.proceed)
                 change.fresh.append(kept)
             sha256 = later.sha256 if kept is not None else ""
-            later = replace(later, model=None, kept_weights=kept, sha256=sha256)
+            adapters = without_tensors(later) if kept is not None else {}
+            later = replace(later, model=None, kept_weights=kept, sha256=sha256, adapters=adapters)
         if c.Resource.KV_CACHE in resources:
             kept = None
             if preserve and later.cache is not None:
@@ -184,11 +199,13 @@ class Staging:
         device = self._holding.device
         later = replace(change.before, released=change.before.released - frozenset(resources))
         if c.Resource.WEIGHTS in resources and later.kept_weights is not None:
-            weights = later.kept_weights.read(device)
+            content = later.kept_weights.read(device)
+            weights = {name: one for name, one in content.items() if not is_packed(name)}
             if sha256_of(weights, change.proceed) != later.sha256:
                 raise OrderRefused("the copy of the weights is damaged")
             model = self._holding.bare.with_weights(weights)
-            later = replace(later, model=model, kept_weights=None)
+            adapters = with_tensors(later, content, change.proceed)
+            later = replace(later, model=model, kept_weights=None, adapters=adapters)
         if c.Resource.KV_CACHE in resources:
             cache = self._holding.new_cache()
             if later.kept_cache is not None:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, get_args, get_origin, get_type_hints
 
 from app.reference_engine import (
+    adapter_orders,
     cache_changes,
     change_orders,
     handoff_messages,
@@ -32,6 +33,8 @@ _OTHERS: tuple[type, ...] = (
     messages.StepPlan,
     messages.StepSpan,
     CoreSettings,
+    adapter_orders.AdapterSource,
+    adapter_orders.LoadedAdapter,
     change_orders.WeightFile,
     change_orders.DiskSource,
     change_orders.SharedTensor,

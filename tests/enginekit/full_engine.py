@@ -85,6 +85,7 @@ class FullEngine(MinimalEngine):
         self.silent: set[int] = set()  # ranks without evidence
         self.prepared: dict[tuple[str, int], str] = {}
         self.shape = Shape()
+        self.most_loras = 8  # one more evicts the first
         self.stubborn = False  # it says that it was reconfigured, and was not
         self.steps_done = asyncio.Event()
         self.recorded: list[str] = []
@@ -158,7 +159,7 @@ class FullEngine(MinimalEngine):
                 after = replace(before, released=before.released - set(kinds))
             case LoadLora(name=name, path=path, id=number):
                 lora = LoraFact(name, number or len(before.loras) + 1, path)
-                after = replace(before, loras=(*before.loras, lora))
+                after = replace(before, loras=(*before.loras, lora)[-self.most_loras :])
             case UnloadLora(name=name):
                 left = tuple(lora for lora in before.loras if lora.name != name)
                 after = replace(before, loras=left)
@@ -197,7 +198,12 @@ class FullEngine(MinimalEngine):
                 return self._reshaped(order.command)
             case LoadLora(name=name):
                 concluded = Conclusion(
-                    lora=next(lora for lora in self.held[0].loras if lora.name == name)
+                    lora=next(lora for lora in self.held[0].loras if lora.name == name),
+                    evicted=tuple(
+                        lora
+                        for lora in self._earlier[order.operation_id, 0].loras
+                        if lora not in self.held[0].loras
+                    ),
                 )
             case UnloadLora():
                 concluded = Conclusion()

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from app.enginekit.runtime import RuntimeFault
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import lora_pb2
 from tests.doubles.engine import EngineDouble
@@ -113,6 +114,34 @@ async def test_a_load_that_fails_is_on_no_rank(client: Client, engine: FullEngin
     assert operation.failed.reason == "RANK_BROKEN"
     assert await names(client.control) == []
     assert [engine.held[rank].loras for rank in engine.ranks] == [(), ()]
+
+
+async def test_an_eviction_is_told(client: Client, engine: FullEngine) -> None:
+    engine.most_loras = 1
+    await load(client)
+    before = await client.profile()
+    await load(client, "other", "/loras/other")
+    after = await client.profile()
+    assert after.revision == before.revision + 1
+    assert [adapter.lora_name for adapter in after.state.loras] == ["other"]
+    operation_id = engine.calls[-1].operation_id
+    operation = await client.operation(operation_id=operation_id)
+    assert operation.completed.changed
+    assert [warning.reason for warning in operation.warnings] == ["LORA_EVICTED"]
+    assert "tone" in operation.warnings[0].message
+
+
+async def test_a_fault_may_say_its_code(client: Client, engine: FullEngine) -> None:
+    async def in_use(_order: object, _rank: int) -> None:
+        text = "2 requests use the adapter"
+        raise RuntimeFault("LORA_IN_USE", text, retryable=True, code="FAILED_PRECONDITION")
+
+    await load(client)
+    engine.script("prepare", in_use)
+    seen = await refused(unload(client))
+    assert (seen.code, seen.reason) == (Code.FAILED_PRECONDITION, "LORA_IN_USE")
+    assert seen.metadata["retryable"] == "true"
+    assert await names(client.control) == ["tone"]
 
 
 async def test_a_finished_load_can_be_looked_up(client: Client, engine: FullEngine) -> None:

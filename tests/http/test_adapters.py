@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from app.domain.kinds import OperationKind
+from app.enginekit.runtime import RuntimeFault
 from tests.doubles.engine import Fault
 from tests.enginekit.minimal_engine import Hook, fault, until
 from tests.http.full import FULL, Full
@@ -143,6 +144,33 @@ async def test_a_failure_at_the_engine_is_one_and_names_its_ranks(full: Full) ->
     assert failed["error"]["effect"] in ("none", "rolled_back")
     assert reached(full, OperationKind.LOAD_LORA) == 1
     assert await loaded(full) == []
+
+
+async def test_the_engine_says_what_was_wrong(full: Full) -> None:
+    """A status of the call alone would not."""
+
+    async def refuse(_order: object, _rank: int) -> None:
+        text = "use_dora: DoRA is not supported"
+        raise RuntimeFault("ADAPTER_REFUSED", text, code="INVALID_ARGUMENT")
+
+    full.engine.scripts["prepare", 0] = refuse
+    failed = await full.does("loras", SQL)
+    assert failed["state"] == "failed"
+    assert (failed["error"]["code"], failed["error"]["reason"]) == (
+        "INVALID_ARGUMENT",
+        "ADAPTER_REFUSED",
+    )
+    assert failed["error"]["message"] == "use_dora: DoRA is not supported"
+
+
+async def test_an_eviction_is_a_warning(full: Full) -> None:
+    full.engine.most_loras = 1
+    await full.does("loras", SQL)
+    load = await full.does("loras", {"name": "b", "path": "/loras/b"})
+    assert (load["state"], load["verification"]) == ("succeeded", "verified")
+    assert [one["reason"] for one in load["warnings"]] == ["LORA_EVICTED"]
+    assert "org/sql" in load["warnings"][0]["message"]
+    assert [one["name"] for one in await loaded(full)] == ["b"]
 
 
 async def test_a_revision_is_looked_at_before_the_call_that_can_not_carry_it(full: Full) -> None:
