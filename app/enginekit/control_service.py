@@ -49,6 +49,7 @@ from app.rpc.openengine.v1 import (
 SCHEMA_RELEASE = "4def7c50"
 SCHEMA_REVISION = 1
 
+_RANKS_TOLD = 8
 _ABORTED_BY_CALLER = "aborted by the caller"
 _ABORTED_BY_ADMIN = "aborted by an administrator"
 T = TypeVar("T")
@@ -207,15 +208,18 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
 
     def _model_check(self) -> lifecycle_pb2.HealthCheck:
         facts = self._state.facts()
-        state, message = _H.HEALTH_STATE_READY, ""
+        state, told = _H.HEALTH_STATE_READY, []
+        # Each rank with its reason: in a group that stops as a whole that tells whose fault it is.
+        for report in self._state.ranks[:_RANKS_TOLD]:
+            state = _H.HEALTH_STATE_DEGRADED
+            told.append(f"rank {report.rank}: {report.message or report.state.value}")
+        if facts.released:
+            state = _H.HEALTH_STATE_NOT_READY
+            told.insert(0, "resources are released")
         if facts.weights.state is not WeightsState.VALID:
-            state, message = _H.HEALTH_STATE_NOT_READY, f"weights {facts.weights.state.value}"
-        elif facts.released:
-            state, message = _H.HEALTH_STATE_NOT_READY, "resources are released"
-        elif self._state.ranks:
-            named = ", ".join(str(report.rank) for report in self._state.ranks)
-            state, message = _H.HEALTH_STATE_DEGRADED, f"ranks not well: {named}"
-        return lifecycle_pb2.HealthCheck(name="model", state=state, message=message)
+            state = _H.HEALTH_STATE_NOT_READY
+            told.insert(0, f"weights {facts.weights.state.value}")
+        return lifecycle_pb2.HealthCheck(name="model", state=state, message="; ".join(told))
 
     async def _probe(self) -> lifecycle_pb2.HealthCheck:
         """Goes past the gate, hence only where the gate is open anyway."""

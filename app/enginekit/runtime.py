@@ -25,7 +25,8 @@ What is optional. An engine that offers only some operations implements those: e
 through the same four methods, and one whose kind `capabilities` does not name never comes.
 Profiles, cache events and weights in pieces have ports of their own, `ProfilerRuntime`,
 `KvEventRuntime` and `WeightSessionRuntime`; what a runtime does not implement is not advertised.
-Release, reconfiguration and updates rest on pauses and are not offered without them.
+`WatchedRuntime` is for those that notice by themselves when a rank is lost or comes back. Release,
+reconfiguration and updates rest on pauses and are not offered without them.
 
 Orders that pause by themselves. A release or reconfiguration of an engine that is open, and an
 update with `PauseAround`, send a `Pause` and later a `Resume` of their own, with an
@@ -159,6 +160,10 @@ class Observation:
     returned, and has to show what the order did. The kit itself says UPDATING during a commit,
     MISSING after weights were discarded, INCONSISTENT after a rollback that failed, and counts
     `updates_since_flush`; a runtime says VALID, or what is wrong with the weights it has.
+
+    `group` tells ranks that were started together from those before them. Another number says:
+    nothing that earlier orders left in the ranks is there any more, and `weights` has been proved
+    of the ranks that are there now.
     """
 
     weights: WeightsFact
@@ -166,6 +171,7 @@ class Observation:
     role: EngineRole = EngineRole.AGGREGATED
     loras: tuple[LoraFact, ...] = ()
     ranks: tuple[RankReport, ...] = ()
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,6 +354,16 @@ class Runtime(Protocol):
 
     async def close(self) -> None:
         """Called once, last, by `EngineServer.stop`."""
+
+
+@runtime_checkable
+class WatchedRuntime(Protocol):
+    """A runtime that says when something may have changed without an order, such as a lost rank.
+    From others the kit learns it when it next asks, about a second later."""
+
+    async def moved(self) -> None:
+        """Returns once `observe` may answer something else than at the last return. May be
+        cancelled at any time; one caller at a time."""
 
 
 @runtime_checkable

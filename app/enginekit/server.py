@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -24,7 +25,7 @@ from app.enginekit.journal import Journal
 from app.enginekit.listener import Listener
 from app.enginekit.phases import Timings
 from app.enginekit.profile import capabilities_of
-from app.enginekit.runtime import Runtime
+from app.enginekit.runtime import Runtime, WatchedRuntime
 from app.enginekit.settings import KitSettings, SettingsError, TlsFiles, Verifier
 from app.enginekit.state import EngineState
 from app.enginekit.store import StoreInUse, StoreUnreadable
@@ -39,6 +40,8 @@ __all__ = [
     "TlsFiles",
     "Verifier",
 ]
+
+log = logging.getLogger(__name__)
 
 _CONTROL = "openengine.v1.Control"
 
@@ -234,11 +237,25 @@ class EngineServer:
     async def _observe(self, state: EngineState) -> None:
         """For ever: notice what changes without an order, such as a lost rank."""
         while True:
-            await asyncio.sleep(self._settings.observe_interval_s)
+            await self._until_something_may_have_changed()
             await state.refresh()
             if state.journal.broken:
                 await state.journal.try_again()
                 state.changed()
+
+    async def _until_something_may_have_changed(self) -> None:
+        interval_s = self._settings.observe_interval_s
+        if not isinstance(self._runtime, WatchedRuntime):
+            await asyncio.sleep(interval_s)
+            return
+        try:
+            async with asyncio.timeout(interval_s):
+                await self._runtime.moved()
+        except TimeoutError:
+            return
+        except Exception:
+            log.exception("the runtime cannot say when it has changed")
+            await asyncio.sleep(interval_s)
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, end held requests, give running ones `grace_s`, then close all.

@@ -221,8 +221,15 @@ class EngineState:
         return seen
 
     def _take(self, seen: Observation) -> None:
-        self._observation = seen
+        self._moves += 1  # others may have asked meanwhile: one difference is one revision
+        self._adopt(seen)
         self._settle()
+
+    def _adopt(self, seen: Observation) -> None:
+        """Ranks that were started anew have nothing of what earlier ones could not undo."""
+        if self._observation is not None and seen.group != self._observation.group:
+            self._inconsistent = ()
+        self._observation = seen
 
     # ---- after a commit; synchronous, so that nothing is seen in between ----
 
@@ -314,15 +321,16 @@ class EngineState:
         self.changed()
 
     def became_inconsistent(self, ranks: tuple[int, ...]) -> None:
-        """Out of service. In this process nothing proves the ranks equal again but a full update
-        of the weights, and a restart."""
+        """Out of service. Nothing proves the ranks equal again but a full update of the weights,
+        or that all of them were started anew."""
         self._inconsistent = ranks
         self._settle()
 
     def _keep(self, seen: Observation | None) -> None:
         # What an order changed was counted by the order.
         self._moves += 1
-        self._observation = seen or self._observation
+        if seen is not None:
+            self._adopt(seen)
         self._settle()
 
     def _settle(self) -> None:

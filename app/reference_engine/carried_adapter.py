@@ -41,6 +41,7 @@ class CarriedAdapter:
         policy: AdapterPolicy,
     ) -> None:
         self.operation_id = operation_id
+        self.group = engine.group  # the order ends with it
         self._command = command
         self._engine = engine
         self._policy = policy
@@ -58,7 +59,7 @@ class CarriedAdapter:
         order = await asyncio.shield(self._finding)
         if self._change is None:
             self._order = order
-            self._change = self._engine.change(order)
+            self._change = self.group.change(order)
         try:
             await self._change.prepare(rank)
         except OrderRejected as error:

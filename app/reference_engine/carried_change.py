@@ -43,8 +43,9 @@ class CarriedChange:
     ) -> None:
         """``command`` is the order's."""
         self.operation_id = order.operation_id
+        self.group = engine.group  # the order ends with it
+        self.settled = False
         self._command = command
-        self._engine = engine
         self._sourcing: Sourcing | None = None
         if isinstance(command, UpdateWeights):
             self._sourcing = Sourcing(command.source, order, engine, policy)
@@ -54,7 +55,7 @@ class CarriedChange:
         """Raises RuntimeFault, with nothing changed."""
         preparation = await self._preparation(rank)
         if self._change is None:
-            self._change = self._engine.change(preparation)
+            self._change = self.group.change(preparation)
         await self._answer(self._change.prepare(rank))
 
     async def commit(self, rank: int) -> None:
@@ -69,6 +70,7 @@ class CarriedChange:
 
     async def conclude(self) -> Conclusion:
         outcome = await self._answer(self._prepared().conclude())
+        self.settled = True
         await self.discard()
         if isinstance(self._command, UpdateWeights):
             return _updated(self._command, outcome)

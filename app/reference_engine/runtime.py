@@ -65,6 +65,7 @@ from app.reference_engine.errors import (
     UnknownAdapter,
     UnsupportedRequest,
 )
+from app.reference_engine.group import Group
 from app.reference_engine.intake import MAX_TOP_LOGPROBS, Intake
 from app.reference_engine.profiling import Profiling
 from app.reference_engine.responses import response_of
@@ -89,14 +90,21 @@ _ADAPTER_ORDERS = frozenset({OperationKind.LOAD_LORA, OperationKind.UNLOAD_LORA}
 @dataclass(slots=True)
 class _Carried:
     """One order's way through the ranks. The kit asks rank by rank, but the log has one entry for
-    all ranks: the first rank asked about writes it."""
+    all ranks: the first rank asked about writes it. An order ends with the group that took it."""
 
     operation_id: str
     gate_before: m.Gate
+    group: Group
     prepared: Issued | None = None
     committed: Issued | None = None
     undone: Issued | None = None
     results: dict[int, m.Result] = field(default_factory=dict)
+
+    def check_whole(self) -> None:
+        try:
+            self.group.check_whole()
+        except RankLost as error:
+            raise fault_of(error) from error
 
 
 class ReferenceRuntime:
@@ -131,6 +139,11 @@ class ReferenceRuntime:
     @property
     def ranks(self) -> tuple[int, ...]:
         return self._engine.ranks
+
+    @property
+    def gate(self) -> m.Gate:
+        """What the ranks' gate has to be: as of the last order that all ranks have carried out."""
+        return self._gate
 
     def describe(self) -> EngineDescription:
         ready, settings = self._engine.ready, self._engine.settings
@@ -195,9 +208,9 @@ class ReferenceRuntime:
 
     async def observe(self) -> Observation:
         lost, held = self._engine.lost, self._engine.holdings
-        state = WeightsState.MISSING if held.weights_missing else WeightsState.VALID
-        if lost:
-            state = WeightsState.UNKNOWN
+        state = WeightsState.UNKNOWN if lost else WeightsState.VALID
+        if held.weights_missing:
+            state = WeightsState.MISSING
         return Observation(
             weights=WeightsFact(version=self._weight_version, state=state),
             released=frozenset(ResourceKind(resource.value) for resource in held.released),
@@ -206,7 +219,11 @@ class ReferenceRuntime:
             ranks=tuple(
                 RankReport(rank, RankState.FAILED, cause) for rank, cause in sorted(lost.items())
             ),
+            group=self._engine.group.number,
         )
+
+    async def moved(self) -> None:
+        await self._engine.moved()
 
     async def load(self) -> Load:
         try:
@@ -242,8 +259,8 @@ class ReferenceRuntime:
             return
         carried = self._carry(order)
         if carried.prepared is None:
-            carried.prepared = self._engine.issue(m.ReadLoad())
-        await self._ack(carried.prepared, rank)
+            carried.prepared = carried.group.issue(m.ReadLoad())
+        await _ack(carried.group, carried.prepared, rank)
 
     async def commit(self, order: Order, rank: int) -> None:
         if (change := self._change_of(order)) is not None:
@@ -251,10 +268,21 @@ class ReferenceRuntime:
             return
         carried = self._carry(order)
         if carried.committed is None:
-            carried.committed = self._engine.issue(_rank_order(order.command))
-        carried.results[rank] = await self._ack(carried.committed, rank)
+            carried.committed = carried.group.issue(_rank_order(order.command))
+        carried.results[rank] = await _ack(carried.group, carried.committed, rank)
 
     async def rollback(self, order: Order, rank: int) -> None:
+        """Where that can not be proved the ranks are ended: the next group begins with what every
+        rank has settled, so none can go on with something else than the others."""
+        change = self._change_of(order)
+        group = self._carry(order).group if change is None else change.group
+        try:
+            await self._undo(order, rank)
+        except BaseException:  # being cancelled too: then the rank did not answer in time
+            group.give_up(rank, "an order could not be undone on it")
+            raise
+
+    async def _undo(self, order: Order, rank: int) -> None:
         """Back to the gate that stood before. A flushed cache stays flushed: it only costs time."""
         if (change := self._change_of(order)) is not None:
             await change.rollback(rank)
@@ -264,15 +292,18 @@ class ReferenceRuntime:
             return
         if carried.undone is None:
             undo = m.SetGate(gate=carried.gate_before, message=_PAUSED_ABORT)
-            carried.undone = self._engine.issue(undo)
-        await self._ack(carried.undone, rank)
+            carried.undone = carried.group.issue(undo)
+        await _ack(carried.group, carried.undone, rank)
 
     async def conclude(self, order: Order) -> Conclusion:
         if (change := self._change_of(order)) is not None:
-            concluded = await change.conclude()
-            if isinstance(order.command, UpdateWeights):
-                self._weight_version = order.command.weight_version
-            return concluded
+            try:
+                return await change.conclude()
+            finally:
+                # Also where it is cancelled behind that point: version and weights go together.
+                command = order.command
+                if isinstance(command, UpdateWeights) and _settled(change):
+                    self._weight_version = command.weight_version
         carried = self._carry(order)
         # The first rank schedules for all: its counts are theirs.
         match carried.results[self.ranks[0]]:
@@ -280,6 +311,9 @@ class ReferenceRuntime:
                 counts = Flushed(CacheKind.PREFIX, flushed.blocks_freed, flushed.blocks_in_use)
                 return Conclusion(flushed=(counts,))
             case m.GateSet() as changed:
+                # A group that is lost by now comes back with this gate, if it is not back already.
+                if carried.group is not self._engine.group:
+                    carried.check_whole()
                 self._gate = _gate_of(order.command)
                 return Conclusion(
                     requests_aborted=changed.aborted,
@@ -368,7 +402,7 @@ class ReferenceRuntime:
         """Orders that reach the ranks exclude each other, so there is one at a time; beside it only
         the update that has this pause of its own."""
         if self._carried is None or self._carried.operation_id != order.operation_id:
-            self._carried = _Carried(order.operation_id, self._gate)
+            self._carried = _Carried(order.operation_id, self._gate, self._engine.group)
         return self._carried
 
     def _change_of(self, order: Order) -> CarriedChange | CarriedAdapter | None:
@@ -386,11 +420,16 @@ class ReferenceRuntime:
                 self._changing = CarriedChange(order, command, self._engine, self._sources)
         return self._changing
 
-    async def _ack(self, issued: Issued, rank: int) -> m.Result:
-        try:
-            return await self._engine.ack(issued, rank)
-        except (RankLost, OrderRejected) as error:
-            raise fault_of(error) from error
+
+def _settled(change: CarriedChange | CarriedAdapter) -> bool:
+    return isinstance(change, CarriedChange) and change.settled
+
+
+async def _ack(group: Group, issued: Issued, rank: int) -> m.Result:
+    try:
+        return await group.ack(issued, rank)
+    except (RankLost, OrderRejected) as error:
+        raise fault_of(error) from error
 
 
 def _gate_of(command: Command) -> m.Gate:

@@ -33,6 +33,7 @@ from app.reference_engine.intake import Intake
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.processes import WORKER
 from app.reference_engine.profiling import Profiling, opened_root
+from app.reference_engine.recovery import Pace, Recovery
 from app.reference_engine.rendezvous import RendezvousRule
 from app.reference_engine.runtime import ReferenceRuntime
 from app.reference_engine.sources import SourcePolicy
@@ -40,6 +41,7 @@ from app.reference_engine.sources import SourcePolicy
 __all__ = [
     "TINY_MODEL_NAME",
     "EngineSettings",
+    "Pace",
     "ServedEngine",
     "TlsFiles",
     "TokenProfile",
@@ -72,10 +74,11 @@ class EngineSettings:
     ``rendezvous_rules`` say; without any, none. Adapters lie below ``lora_roots``, and
     ``max_loras`` of them may be loaded at once. Without ``tokens`` both listeners must be local and
     ``insecure_loopback`` be said. ``model_name`` None: the checkpoint folder's name, or
-    TINY_MODEL_NAME. A rank is lost when an order takes it longer than ``order_deadline_s``, or a
-    step, or an answer to a ping, than ``step_deadline_s``; each is a process that runs the module
-    ``worker``. Profiles are kept in ``profile_root``, None: the folder ``profiles`` below
-    ``data_dir``; nothing ever removes them.
+    TINY_MODEL_NAME. A rank is lost when its process ends, when it says nothing for
+    ``rank_timeout_s``, when an order takes it longer than ``order_deadline_s`` or a step longer
+    than ``step_deadline_s``; then all are started again, as ``recovery`` says. Each is a process
+    that runs the module ``worker``. Profiles are kept in ``profile_root``, None: the folder
+    ``profiles`` below ``data_dir``; nothing ever removes them.
     """
 
     data_dir: Path
@@ -100,6 +103,8 @@ class EngineSettings:
     startup_deadline_s: float = 300.0
     order_deadline_s: float = 60.0
     step_deadline_s: float = 60.0
+    rank_timeout_s: float = 10.0
+    recovery: Pace = field(default_factory=Pace)
     stop_grace_s: float = 5.0
     worker: str = WORKER
 
@@ -182,6 +187,7 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         startup_deadline_s=settings.startup_deadline_s,
         order_deadline_s=settings.order_deadline_s,
         step_deadline_s=settings.step_deadline_s,
+        rank_timeout_s=settings.rank_timeout_s,
         worker=settings.worker,
     )
     stack.push_async_callback(engine.close)
@@ -210,6 +216,9 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
     except OSError as error:
         raise CannotServe(str(error)) from error
     stack.push_async_callback(server.stop, settings.stop_grace_s)
+    # Ends before the server does: what stops is not started again.
+    recovery = Recovery(engine, lambda: runtime.gate, settings.recovery)
+    await stack.enter_async_context(_recovering(recovery))
     return ServedEngine(
         inference_address=server.inference_address,
         admin_address=server.admin_address,
@@ -217,6 +226,16 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         model_name=name,
         rank_pids=engine.pids,
     )
+
+
+@contextlib.asynccontextmanager
+async def _recovering(recovery: Recovery) -> AsyncIterator[None]:
+    task = asyncio.create_task(recovery.run(), name="recovery")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 async def _checkpoint(settings: EngineSettings) -> Path:

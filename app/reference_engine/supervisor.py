@@ -4,7 +4,8 @@ The group lives and dies together. A rank is lost when its process ends (noticed
 connection), when it says itself that it can not go on, when it does not acknowledge an order in
 time, and when it does not answer a ping or end its step in time. Then the others are killed too:
 what the lost one held can not be had back, and ranks that wait for it in a collective would wait
-for ever.
+for ever. So they are when an order could not be undone on one of them: ranks that may differ must
+not compute together.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Supervisor:
         on_lost: Callable[[int, str], None],
         order_deadline_s: float,
         step_deadline_s: float,
+        rank_timeout_s: float,
         watch_interval_s: float,
     ) -> None:
         self._processes = {one.rank: one for one in processes}
@@ -63,6 +65,10 @@ class Supervisor:
         self._on_lost = on_lost
         self.order_deadline_s = order_deadline_s
         self._step_deadline_s = step_deadline_s
+        timeout_s = min(rank_timeout_s, step_deadline_s)
+        interval_s = min(watch_interval_s, timeout_s / 3)
+        # Counted from a rank's last answer, which can be a whole interval before the next ping.
+        self._silence_s = timeout_s - interval_s
         connections: dict[int, RankConnection] = {one.rank: one.connection for one in processes}
         self.log = OrderLog(connections, self._overdue)
         self._pings = 0
@@ -71,7 +77,7 @@ class Supervisor:
         self._down = asyncio.Event()
         self.blamed: tuple[int, ...] = ()
         self._tasks = {asyncio.create_task(self._listen(one)) for one in processes}
-        self._tasks.add(asyncio.create_task(self._watch(watch_interval_s)))
+        self._tasks.add(asyncio.create_task(self._watch(interval_s)))
 
     @classmethod
     async def start(
@@ -85,15 +91,17 @@ class Supervisor:
         startup_deadline_s: float = 300.0,
         order_deadline_s: float = 60.0,
         step_deadline_s: float = 60.0,
+        rank_timeout_s: float = 10.0,
         watch_interval_s: float = 1.0,
         earlier: Mapping[int, EarlierWeights] | None = None,
         worker: str = WORKER,
     ) -> Supervisor:
         """Start every rank or none. ``on_lost`` gets rank and cause, once: of the rank that is to
-        blame. Every rank is pinged each ``watch_interval_s``, and is lost when it does not answer
-        within ``step_deadline_s`` or has been at one step for longer; or when it does not
-        acknowledge an order within ``order_deadline_s``. ``earlier``: what an earlier group served,
-        for this one to serve again. ``worker``: the module that each rank's process runs.
+        blame. Every rank is pinged each ``watch_interval_s``, busy or not, and is lost when it has
+        said nothing for ``rank_timeout_s``, when it has been at one step for longer than
+        ``step_deadline_s``, or when it does not acknowledge an order within ``order_deadline_s``.
+        ``earlier``: what an earlier group served, for this one to serve. ``worker``: the module
+        that each rank's process runs.
 
         Raises StartupFailed.
         """
@@ -108,24 +116,25 @@ class Supervisor:
             on_lost=on_lost,
             order_deadline_s=order_deadline_s,
             step_deadline_s=step_deadline_s,
+            rank_timeout_s=rank_timeout_s,
             watch_interval_s=watch_interval_s,
         )
 
-    async def until_lost(self) -> None:
-        """Returns when the group is lost; never, if it is closed before."""
-        await self._down.wait()
+    def give_up(self, rank: int, cause: str) -> None:
+        """Count that rank as lost, and with it the group."""
+        self._lose_group((rank,), cause)
 
-    async def close(self) -> None:
-        """Stop the ranks and wait until their processes are gone. May be called again."""
+    async def close(self, *, kill: bool = False) -> None:
+        """Stop the ranks and wait until their processes are gone. May be called again. ``kill``:
+        without letting them end what they are at."""
         if self._closing:
             return
         self._closing = True
-        issued = self.log.issue(Shutdown())
-        for rank, one in self._processes.items():
-            try:
-                await issued.ack(rank, _SHUTDOWN_WAIT_S)
-            except (RankLost, OrderRejected):
+        if kill:
+            for one in self._processes.values():
                 one.kill()
+        else:
+            await self._shut_down()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -133,6 +142,14 @@ class Supervisor:
             await one.reap()
             # For orders that were issued meanwhile: nobody is going to acknowledge them.
             self.log.lose(rank, "the engine was stopped")
+
+    async def _shut_down(self) -> None:
+        issued = self.log.issue(Shutdown())
+        for rank, one in self._processes.items():
+            try:
+                await issued.ack(rank, _SHUTDOWN_WAIT_S)
+            except (RankLost, OrderRejected):
+                one.kill()
 
     async def _listen(self, one: RankProcess) -> None:
         """Hand on what a rank says, until its connection ends; that is how a death is noticed."""
@@ -158,7 +175,9 @@ class Supervisor:
             case Ack():
                 self.log.settle(message)
             case Tokens() | Finished() | Failed() | Prefilled():
-                self._on_report(message)
+                # Nothing after the loss: an id may belong to a request of the next group by then.
+                if not self._down.is_set():
+                    self._on_report(message)
             case CacheChanged():
                 # With the group its cache is gone, and told to be: nothing may follow that.
                 if not self._down.is_set():
@@ -189,7 +208,7 @@ class Supervisor:
         limit_s = self._step_deadline_s
         while not self._down.is_set():
             await asyncio.sleep(interval_s)
-            pongs = await self._ping(limit_s)
+            pongs = await self._ping(self._silence_s)
             if silent := tuple(rank for rank in self.log.ranks if rank not in pongs):
                 self._lose_group(silent, _SILENT)
                 return
@@ -220,7 +239,7 @@ class Supervisor:
         """An order is not acknowledged in time. Says which ranks are to blame; the group is killed,
         so that none can come back half-way."""
         if not self._down.is_set():
-            pongs = await self._ping(min(_BLAME_WAIT_S, self._step_deadline_s))
+            pongs = await self._ping(min(_BLAME_WAIT_S, self._silence_s))
             missing = issued.missing
             blamed = [rank for rank in self.log.ranks if rank not in pongs]
             blamed = blamed or [rank for rank in missing if not pongs[rank].waits]

@@ -169,6 +169,6 @@ async def test_restart_keeps_a_closed_gate(two: Engine) -> None:
     os.kill(two.pids[0], signal.SIGKILL)
     with pytest.raises(RankLost):
         await two.probe()
-    await two.restart(m.Gate.FROZEN)
+    await two.restart(lambda: m.Gate.FROZEN)
     await two.restart()  # nothing is lost, so nothing happens
     assert (await two.set_gate(m.SetGate(gate=m.Gate.OPEN))).previous is m.Gate.FROZEN
