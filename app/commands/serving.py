@@ -112,6 +112,9 @@ def engine(
     max_running: Annotated[
         int, typer.Option(min=1, max=512, help="Requests that are computed at once.")
     ] = 16,
+    rank_timeout_s: Annotated[
+        float, typer.Option(min=0.1, help="A rank that says nothing for so long is lost.")
+    ] = 10.0,
     step_delay_ms: Annotated[
         int, typer.Option(min=0, help="Slept after each step, to be able to watch.")
     ] = 0,
@@ -192,6 +195,7 @@ def engine(
             kv_blocks=kv_blocks,
             max_running=max_running,
         ),
+        rank_timeout_s=rank_timeout_s,
     )
     try:
         run_engine(settings, ready)

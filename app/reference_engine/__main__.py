@@ -69,6 +69,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--step-delay-ms", type=int, default=0, help="slept after each step, to be watched")
     add("--torch-threads", type=int, help="default: 1 for small models, else torch's own choice")
     add("--tensor-parallel-size", type=int, default=1, help="ranks that divide the model")
+    add("--rank-timeout-s", type=float, default=10.0, help="silent for so long, a rank is lost")
     add("--device", choices=DEVICES, default="auto", help="auto: CUDA where there is enough of it")
     add("--stop-grace-s", type=float, default=5.0, help="how long SIGTERM lets requests go on")
     add("--ready-file", type=Path, help="JSON, written once the engine answers")
@@ -95,6 +96,7 @@ def settings_of(given: argparse.Namespace) -> EngineSettings:
         insecure_loopback=given.insecure_loopback,
         reflection=given.reflection,
         core=CoreSettings(**core),
+        rank_timeout_s=given.rank_timeout_s,
         stop_grace_s=given.stop_grace_s,
     )
 

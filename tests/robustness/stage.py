@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from app.reference_engine import messages as m
 from app.reference_engine.assembly import build_rank
 from app.reference_engine.limits import CoreSettings
-from app.reference_engine.serving import EngineSettings, served
+from app.reference_engine.serving import EngineSettings, Pace, served
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import generation_pb2
 from tests.reference_engine.calling import Call, Clients, Told, clients_of
@@ -26,7 +26,7 @@ from tests.robustness.breaking_rank import FOLDER, MODULE, Faults
 FILE = "model.safetensors"
 # Long enough to be met by an order, short enough for a drain.
 TOKENS = 40
-RESTARTS_LOST_RANKS = False
+RESTARTS_LOST_RANKS = True
 OPEN = pb.ADMISSION_STATE_OPEN
 VALID = pb.WEIGHTS_STATE_VALID
 _DTYPES = {torch.float32: pb.TENSOR_DTYPE_FLOAT32, torch.bfloat16: pb.TENSOR_DTYPE_BFLOAT16}
@@ -199,6 +199,8 @@ async def stage(
         insecure_loopback=True,
         order_deadline_s=rank_timeout_s,
         step_deadline_s=rank_timeout_s,
+        rank_timeout_s=rank_timeout_s,
+        recovery=Pace(calm_s=0.0),  # every loss here is one that was asked for
         worker=MODULE,
         core=CoreSettings(
             torch_threads=1,
