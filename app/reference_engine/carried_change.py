@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from app.domain.commands import ReleaseResources, RestoreResources, UpdateWeights
 from app.domain.kinds import CacheKind, CachePolicy, ContentPolicy, ResourceKind
+from app.domain.weight_sessions import SessionWeights
 from app.enginekit.runtime import (
     Conclusion,
     Flushed,
@@ -47,7 +48,7 @@ class CarriedChange:
         self.settled = False
         self._command = command
         self._sourcing: Sourcing | None = None
-        if isinstance(command, UpdateWeights):
+        if isinstance(command, UpdateWeights) and not isinstance(command.source, SessionWeights):
             self._sourcing = Sourcing(command.source, order, engine, policy)
         self._change: Change | None = None
 

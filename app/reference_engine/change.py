@@ -73,6 +73,8 @@ class Holdings:
                 held = {one: kept for one, kept in self.released.items() if one not in resources}
                 return replace(now, released=held)
             case c.PrepareUpdate(source=source):
+                if isinstance(source, c.Pieces) and source.files:
+                    source = c.DiskSource(source.files)
                 if isinstance(source, c.DiskSource):
                     return replace(now, source=source, reloadable=True)
                 return replace(now, source=None, reloadable=False)
@@ -100,6 +102,14 @@ class Change:
         self._issued: dict[str, Issued] = {}
         self._prepared: dict[int, c.ChangePrepared] = {}
         self._committed: dict[int, c.ChangeCommitted] = {}
+
+    async def stage(self, piece: c.StagePiece, rank: int) -> c.PieceStaged:
+        """One piece of an update, beside what is live; as ``prepare``, which comes after all."""
+        return await self._ask(piece, rank, self._prepare_deadline_s, c.PieceStaged)
+
+    def complete(self, order: c.Preparation) -> None:
+        """What ``prepare`` is to order, now that more is known of it."""
+        self._order = order
 
     async def prepare(self, rank: int) -> c.ChangePrepared:
         """All that takes long, beside what is live. Raises OrderRejected, with rank and tensor
@@ -148,6 +158,8 @@ class Change:
 
     async def _ask(self, order: m.Order, rank: int, deadline_s: float, kind: type[_R]) -> _R:
         name = type(order).__name__
+        if isinstance(order, c.StagePiece):
+            name += f" {order.index}"
         if name not in self._issued:
             self._issued[name] = self._issue(order)
         result = await self._issued[name].ack(rank, deadline_s)

@@ -58,6 +58,14 @@ class SharedSource:
     tensors: tuple[SharedTensor, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What was put beside the live weights before, piece by piece. ``files``: those that it was
+    read from, if it was read from files alone."""
+
+    files: tuple[WeightFile, ...] = ()
+
+
 # ---- orders ----
 
 
@@ -82,8 +90,19 @@ class PrepareUpdate:
     theirs again. ``check_finite``: refuse values that are not finite numbers."""
 
     change_id: str
-    source: DiskSource | SharedSource
+    source: DiskSource | SharedSource | Pieces
     flush: bool
+    check_finite: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePiece:
+    """A part of the tensors of an update, to be kept beside the live weights until PrepareUpdate
+    makes a whole of all parts. The first one begins the change; ``index`` 0, 1, 2 …"""
+
+    change_id: str
+    index: int
+    sources: tuple[DiskSource | SharedSource, ...]
     check_finite: bool = False
 
 
@@ -103,7 +122,8 @@ class SettleChange:
 
 
 Preparation = PrepareRelease | PrepareRestore | PrepareUpdate | AdapterPreparation
-ChangeOrder = Preparation | CommitChange | UndoChange | SettleChange
+BesideSteps = Preparation | StagePiece  # carried out in a thread of its own
+ChangeOrder = BesideSteps | CommitChange | UndoChange | SettleChange
 
 
 # ---- results ----
@@ -118,6 +138,13 @@ class ChangePrepared:
     bytes: int = 0
     sha256: str = ""
     read: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceStaged:
+    """``tensors``: how many there are of all pieces so far."""
+
+    tensors: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,4 +194,4 @@ class ChangeSettled:
     parts: tuple[ResourceBytes, ...] = ()
 
 
-ChangeResult = ChangePrepared | ChangeCommitted | ChangeUndone | ChangeSettled
+ChangeResult = ChangePrepared | PieceStaged | ChangeCommitted | ChangeUndone | ChangeSettled

@@ -59,8 +59,10 @@ class EngineCore:
         """Whether :meth:`step` has something to do."""
         return self._scheduler.runnable and self._holding.able
 
-    def prepare(self, order: c.Preparation) -> Callable[[], m.Result]:
+    def prepare(self, order: c.BesideSteps) -> Callable[[], m.Result]:
         """Begin a change of what the ranks hold; see :meth:`Staging.begin`."""
+        if isinstance(order, c.StagePiece):
+            return self._staging.begin(order)
         self._check_idle(order)
         work = self._staging.begin(order)
         self._preparation = order
@@ -101,6 +103,7 @@ class EngineCore:
                 c.PrepareRelease()
                 | c.PrepareRestore()
                 | c.PrepareUpdate()
+                | c.StagePiece()
                 | PrepareLoad()
                 | PrepareUnload()
             ):

@@ -64,6 +64,14 @@ class TensorUnexpected(CheckpointError):
         super().__init__(f"checkpoint has tensor {tensor!r}, which this configuration does not use")
 
 
+class TensorRepeated(CheckpointError):
+    """A tensor was there already: nobody can say which of the two is meant."""
+
+    def __init__(self, tensor: str) -> None:
+        self.tensor = tensor
+        super().__init__(f"tensor {tensor!r} comes twice")
+
+
 class TensorMismatch(CheckpointError):
     """A tensor's shape or type is not the one the configuration demands."""
 

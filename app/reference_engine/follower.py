@@ -20,7 +20,7 @@ class Follower:
         self._holding = holding
         self._staging = Staging(holding)
 
-    def prepare(self, order: c.Preparation) -> Callable[[], m.Result]:
+    def prepare(self, order: c.BesideSteps) -> Callable[[], m.Result]:
         """See :meth:`Staging.begin`."""
         return self._staging.begin(order)
 

@@ -33,8 +33,10 @@ from app.domain.kinds import (
     ResourceKind,
     WeightSourceKind,
     WeightsState,
+    WeightTransferBackend,
 )
 from app.domain.ranks import RankReport, RankState
+from app.domain.weight_sessions import Chunk, SessionWeights
 from app.enginekit.runtime import (
     AbortTally,
     Conclusion,
@@ -53,7 +55,7 @@ from app.reference_engine import messages as m
 from app.reference_engine.adapter_sources import AdapterPolicy
 from app.reference_engine.cache_feed import feed_of
 from app.reference_engine.carried_adapter import CarriedAdapter, fact_of
-from app.reference_engine.carried_change import CarriedChange, fault_of
+from app.reference_engine.carried_change import CarriedChange, ChangeCommand, fault_of
 from app.reference_engine.channel import Issued
 from app.reference_engine.engine import Engine
 from app.reference_engine.errors import (
@@ -67,6 +69,7 @@ from app.reference_engine.errors import (
 )
 from app.reference_engine.group import Group
 from app.reference_engine.intake import MAX_TOP_LOGPROBS, Intake
+from app.reference_engine.pieced_change import PiecedChange
 from app.reference_engine.profiling import Profiling
 from app.reference_engine.responses import response_of
 from app.reference_engine.sources import SourcePolicy
@@ -195,9 +198,14 @@ class ReferenceRuntime:
                 ResourceKind.WEIGHTS: frozenset(ContentPolicy),
                 ResourceKind.KV_CACHE: frozenset(ContentPolicy),
             },
-            weight_sources=frozenset({WeightSourceKind.INLINE, WeightSourceKind.SHARED_MEMORY})
+            weight_sources=frozenset(
+                {WeightSourceKind.INLINE, WeightSourceKind.SHARED_MEMORY, WeightSourceKind.SESSION}
+            )
             | ({WeightSourceKind.DISK} if self._sources.roots else set())
             | ({WeightSourceKind.DISTRIBUTED} if self._sources.rendezvous_rules else set()),
+            weight_sessions=frozenset({WeightTransferBackend.IPC})
+            | ({WeightTransferBackend.DISK} if self._sources.roots else set())
+            | ({WeightTransferBackend.NCCL} if self._sources.rendezvous_rules else set()),
             cache_policies=frozenset(CachePolicy),
             components=frozenset({Component.TARGET}),
             pause_modes=frozenset(PauseMode),
@@ -250,6 +258,12 @@ class ReferenceRuntime:
             decode_batch_size=now.decode_batch_size,
             ranks=(rank,),
         )
+
+    async def open_session(self, order: Order, rank: int) -> None:
+        await self._pieced(order).open(rank)
+
+    async def stage_chunk(self, order: Order, rank: int, chunk: Chunk) -> None:
+        await self._pieced(order).stage(rank, chunk)
 
     async def prepare(self, order: Order, rank: int) -> None:
         """Orders that change nothing the ranks hold need nothing made ready; what can be found out
@@ -417,8 +431,19 @@ class ReferenceRuntime:
                     order.operation_id, command, self._engine, self._adapters
                 )
             else:
-                self._changing = CarriedChange(order, command, self._engine, self._sources)
+                self._changing = self._change_for(order, command)
         return self._changing
+
+    def _change_for(self, order: Order, command: ChangeCommand) -> CarriedChange:
+        if isinstance(command, UpdateWeights) and isinstance(command.source, SessionWeights):
+            return PiecedChange(order, command, command.source, self._engine, self._sources)
+        return CarriedChange(order, command, self._engine, self._sources)
+
+    def _pieced(self, order: Order) -> PiecedChange:
+        change = self._change_of(order)
+        if not isinstance(change, PiecedChange):
+            raise RuntimeFault("INTERNAL", "the order does not come in pieces")
+        return change
 
 
 def _settled(change: CarriedChange | CarriedAdapter) -> bool:

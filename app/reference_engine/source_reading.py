@@ -32,21 +32,33 @@ def read_source(
     """
     collected = Collected(layout, check_finite=check_finite, proceed=proceed)
     read = hashlib.sha256()
-    if isinstance(source, SharedSource):
-        _take_shared(source, collected, read.update)
-    else:
-        for number, wanted in enumerate(source.files):
-            # The ranks share the checksums among themselves: each file's is taken once.
-            mine = number % layout.world_size == layout.rank
-            with TensorFile(Path(wanted.path), check=same_place(wanted.path)) as file:
-                if wanted.sha256 is not None and mine:
-                    found = file.sha256(proceed)
-                    if found != wanted.sha256.lower():
-                        raise CheckpointFileInvalid(file.path, f"its sha256 is {found}")
-                collected.take_file(file)
-                file.check_unchanged()
-                read.update(repr(file.identity).encode())
+    take_source(source, layout, collected, proceed, read.update)
     return collected.complete(), read.hexdigest()
+
+
+def take_source(
+    source: DiskSource | SharedSource,
+    layout: Layout,
+    collected: Collected,
+    proceed: Callable[[], None],
+    note: Callable[[bytes], None],
+) -> None:
+    """Gather the rank's part of what is there, whole or not. ``note`` is told of the bytes that
+    were read. Raises CheckpointError."""
+    if isinstance(source, SharedSource):
+        _take_shared(source, collected, note)
+        return
+    for number, wanted in enumerate(source.files):
+        # The ranks share the checksums among themselves: each file's is taken once.
+        mine = number % layout.world_size == layout.rank
+        with TensorFile(Path(wanted.path), check=same_place(wanted.path)) as file:
+            if wanted.sha256 is not None and mine:
+                found = file.sha256(proceed)
+                if found != wanted.sha256.lower():
+                    raise CheckpointFileInvalid(file.path, f"its sha256 is {found}")
+            collected.take_file(file)
+            file.check_unchanged()
+            note(repr(file.identity).encode())
 
 
 def _take_shared(source: SharedSource, collected: Collected, note: Callable[[bytes], None]) -> None:

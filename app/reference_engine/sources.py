@@ -65,6 +65,10 @@ class SourcePolicy:
             raise SourceRefused(f"a sha256 for {min(wanted)!r}, which is not among the files")
         return DiskSource(tuple(found))
 
+    def folder(self, path: str) -> Path:
+        """Where files are going to be named. Blocks. Raises SourceRefused."""
+        return self._real(Path(path))
+
     def shared(self, segment: str, tensors: Sequence[SharedTensor]) -> SharedSource:
         """A segment that somebody else has written. Raises SourceRefused."""
         if not segment.startswith(self.shared_prefix) or Path(segment).name != segment:

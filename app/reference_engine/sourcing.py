@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from app.domain.kinds import TensorDtype
 from app.domain.operation import Progress
 from app.domain.tensors import TensorSpec
+from app.domain.weight_sessions import NcclTransfer
 from app.domain.weight_sources import (
     DiskWeights,
     DistributedWeights,
@@ -67,7 +69,7 @@ class Sourcing:
         self._order = order
         self._engine = engine
         self._policy = policy
-        self._own: c.SharedSource | None = None
+        self._own = OwnSegment()
         self._work: asyncio.Task[Source] | None = None
 
     async def source(self, rank: int) -> Source:
@@ -78,17 +80,8 @@ class Sourcing:
         """
         if self._work is None:
             self._work = asyncio.create_task(self._found(), name="find weights")
-        try:
+        with told_as_faults(self._engine, rank):
             return await asyncio.shield(self._work)
-        except (SourceRefused, CheckpointError) as error:
-            raise RuntimeFault("SOURCE_REFUSED", str(error)) from error
-        except OSError as error:
-            raise RuntimeFault("SOURCE_UNREADABLE", error.strerror or "not readable") from error
-        except TransferFailed as error:
-            raise RuntimeFault("TRANSFER_FAILED", str(error), retryable=True) from error
-        except RankLost as error:
-            lost = RankLost((rank,), self._engine.lost.get(rank, error.cause))
-            raise RuntimeFault("RANK_LOST", str(lost)) from error
 
     async def discard(self) -> None:
         """Stop what still goes on, and remove what was put into shared memory; safe to repeat."""
@@ -97,59 +90,28 @@ class Sourcing:
             await asyncio.wait({self._work})
             if not self._work.cancelled():
                 self._work.exception()  # `source` has told of it
-        if self._own is not None:
-            own, self._own = self._own, None
-            try:
-                await asyncio.to_thread(sources.discard, own)
-            except OSError:
-                log.exception("a segment of tensors is left behind: %s", own.path)
+        await self._own.discard()
 
     async def _found(self) -> Source:
         match self._wanted:
             case DistributedWeights() as group:
-                return await self._unless_lost(self._received(group))
+                return await unless_lost(self._engine, self._received(group))
             case InlineWeights(tensors=tensors):
                 carried = [_carried(one) for one in tensors]
-                return await self._make(lambda: self._policy.inline(carried))
+                return await self._own.make(lambda: self._policy.inline(carried))
             case wanted:
                 return await asyncio.to_thread(_resolve, self._policy, wanted)
 
-    async def _make(self, segment: Callable[[], c.SharedSource]) -> c.SharedSource:
-        """In a thread, which a cancellation does not stop: it is waited for, or what it makes
-        would be nobody's."""
-        making = asyncio.ensure_future(asyncio.to_thread(segment))
-        try:
-            self._own = await asyncio.shield(making)
-        except asyncio.CancelledError:
-            await asyncio.wait({making})
-            if making.exception() is None:
-                self._own = making.result()
-            raise
-        return self._own
-
     async def _received(self, group: DistributedWeights) -> c.SharedSource:
         """Every tensor is checked by what the order says of it before the group is joined."""
-        tensors = [_shared(spec, 0) for spec in group.tensors]
-        for one in tensors:
-            if 0 in one.shape:
-                raise SourceRefused(f"tensor {one.name!r} is empty")
+        tensors = to_be_received(group.tensors)
         forms = {one.name: (one.dtype, one.shape) for one in tensors}
         Demanded(self._engine.config).check(forms)
         address = await asyncio.to_thread(self._policy.rendezvous, group.address, group.port)
-        give_up_at = self._give_up_at()
+        give_up_at = gives_up_at(self._order)
         sizes = [spec.size_bytes for spec in group.tensors]
-        own = await self._make(lambda: self._policy.room(tensors, sizes))
-        join = JoinGroup(
-            backend=GroupBackend(group.backend.value),
-            address=address,
-            port=group.port,
-            world_size=group.world_size,
-            rank_offset=group.rank_offset,
-            source_rank=group.source_rank,
-            group=group.group,
-            ranks=len(self._engine.ranks),
-            patience_s=_LONGEST_TRANSFER_S,
-        )
+        own = await self._own.make(lambda: self._policy.room(tensors, sizes))
+        join = joining(group, address, len(self._engine.ranks))
         self._tell("joining", 0)
         async with transfer_by(join) as transfer:
             await transfer.join(give_up_at)
@@ -167,26 +129,96 @@ class Sourcing:
             total = len(self._wanted.tensors)
             self._order.report(Progress(phase, done=done, total=total, unit="tensors"))
 
-    def _give_up_at(self) -> float:
-        """Before the kit interrupts the order without knowing what it waits for."""
-        now = asyncio.get_running_loop().time()
-        left = min(self._order.deadline_at - now, _LONGEST_TRANSFER_S)
-        return now + left - min(_MARGIN_S, left / 10)
 
-    async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T:
-        """The work's result. Raises RankLost as soon as a rank is lost: it would be received for
-        nobody."""
-        task = asyncio.ensure_future(work)
-        lost = asyncio.ensure_future(self._engine.until_lost())
+class OwnSegment:
+    """At most one at a time, of shared memory that this process has to remove."""
+
+    def __init__(self) -> None:
+        self._made: c.SharedSource | None = None
+
+    async def make(self, segment: Callable[[], c.SharedSource]) -> c.SharedSource:
+        """In a thread, which a cancellation does not stop: it is waited for, or what it makes
+        would be nobody's."""
+        making = asyncio.ensure_future(asyncio.to_thread(segment))
         try:
-            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise RankLost(self._engine.blamed, "while new weights were received")
-        finally:
-            for one in (task, lost):
-                one.cancel()
-            await asyncio.wait({task, lost})
+            self._made = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await asyncio.wait({making})
+            if making.exception() is None:
+                self._made = making.result()
+            raise
+        return self._made
+
+    async def discard(self) -> None:
+        """Safe to repeat."""
+        if self._made is not None:
+            made, self._made = self._made, None
+            try:
+                await asyncio.to_thread(sources.discard, made)
+            except OSError:
+                log.exception("a segment of tensors is left behind: %s", made.path)
+
+
+@contextlib.contextmanager
+def told_as_faults(engine: Engine, rank: int) -> Iterator[None]:
+    """What stands in the way of new weights, as the kit wants it of each rank."""
+    try:
+        yield
+    except (SourceRefused, CheckpointError) as error:
+        raise RuntimeFault("SOURCE_REFUSED", str(error)) from error
+    except OSError as error:
+        raise RuntimeFault("SOURCE_UNREADABLE", error.strerror or "not readable") from error
+    except TransferFailed as error:
+        raise RuntimeFault("TRANSFER_FAILED", str(error), retryable=True) from error
+    except RankLost as error:
+        lost = RankLost((rank,), engine.lost.get(rank, error.cause))
+        raise RuntimeFault("RANK_LOST", str(lost)) from error
+
+
+def gives_up_at(order: Order) -> float:
+    """Before the kit interrupts the order without knowing what it waits for."""
+    now = asyncio.get_running_loop().time()
+    left = min(order.deadline_at - now, _LONGEST_TRANSFER_S)
+    return now + left - min(_MARGIN_S, left / 10)
+
+
+async def unless_lost(engine: Engine, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result. Raises RankLost as soon as a rank is lost: it would be received for
+    nobody."""
+    task = asyncio.ensure_future(work)
+    lost = asyncio.ensure_future(engine.until_lost())
+    try:
+        await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise RankLost(engine.blamed, "while new weights were received")
+    finally:
+        for one in (task, lost):
+            one.cancel()
+        await asyncio.wait({task, lost})
+
+
+def joining(group: DistributedWeights | NcclTransfer, address: str, ranks: int) -> JoinGroup:
+    """``address`` is the group's, resolved and allowed."""
+    return JoinGroup(
+        backend=GroupBackend(group.backend.value),
+        address=address,
+        port=group.port,
+        world_size=group.world_size,
+        rank_offset=group.rank_offset,
+        source_rank=group.source_rank,
+        group=group.group,
+        ranks=ranks,
+        patience_s=_LONGEST_TRANSFER_S,
+    )
+
+
+def to_be_received(specs: Sequence[TensorSpec]) -> list[c.SharedTensor]:
+    """They have no place yet. Raises SourceRefused."""
+    for spec in specs:
+        if 0 in spec.shape:
+            raise SourceRefused(f"tensor {spec.name!r} is empty")
+    return [shared_tensor(spec, 0) for spec in specs]
 
 
 def _resolve(policy: sources.SourcePolicy, wanted: WeightSource) -> Source:
@@ -195,14 +227,14 @@ def _resolve(policy: sources.SourcePolicy, wanted: WeightSource) -> Source:
         case DiskWeights(path=path, digests=digests):
             return policy.disk(path, {one.name: one.sha256 for one in digests})
         case SharedMemoryWeights():
-            tensors = [_shared(one.spec, one.offset_bytes) for one in wanted.tensors]
+            tensors = [shared_tensor(one.spec, one.offset_bytes) for one in wanted.tensors]
             found = policy.shared(wanted.object_name, tensors)
             _check_segment(found, wanted)
             return found
     raise SourceRefused(f"weights from {wanted.kind.value} are not offered")
 
 
-def _shared(spec: TensorSpec, offset: int) -> c.SharedTensor:
+def shared_tensor(spec: TensorSpec, offset: int) -> c.SharedTensor:
     return c.SharedTensor(spec.name, _SAFETENSORS[spec.dtype], spec.shape, offset)
 
 

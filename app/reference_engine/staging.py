@@ -6,6 +6,7 @@ thread beside the steps; commit and undo assign the one or the other.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +29,8 @@ from app.reference_engine.host_memory import (
     sha256_of,
 )
 from app.reference_engine.lora import is_packed, packed
-from app.reference_engine.source_reading import read_source
+from app.reference_engine.source_reading import read_source, take_source
+from app.reference_engine.weights import Collected
 
 
 class Stopped(OrderRefused):
@@ -36,8 +38,12 @@ class Stopped(OrderRefused):
 
 
 class _Change:
-    def __init__(self, order: c.Preparation, holding: Holding) -> None:
+    """``pieces`` None: of an order that comes as a whole. ``ended``: nothing runs for it now."""
+
+    def __init__(self, order: c.BesideSteps, holding: Holding) -> None:
         self.order = order
+        self.pieces: Collected | None = None
+        self.read = hashlib.sha256()
         self.before = holding.held
         self.after: Held | None = None
         self.fresh: list[HostCopy] = []
@@ -61,16 +67,14 @@ class Staging:
         self._change: _Change | None = None
         self._last_settled: str | None = None
 
-    def begin(self, order: c.Preparation) -> Callable[[], c.ChangePrepared]:
+    def begin(self, order: c.BesideSteps) -> Callable[[], c.ChangePrepared | c.PieceStaged]:
         """What is to be run, in a thread or here, to prepare. Raises OrderRefused at once or from
         what it returns, then with nothing changed."""
-        if self._change is not None:
-            raise OrderRefused("another change is not settled")
-        self._check(order)
-        change = _Change(order, self._holding)
-        self._change = change
+        change = self._change_of(order)
+        change.order = order
+        change.ended.clear()
 
-        def work() -> c.ChangePrepared:
+        def work() -> c.ChangePrepared | c.PieceStaged:
             try:
                 return self._prepare(change)
             except OrderRefused:
@@ -81,6 +85,28 @@ class Staging:
                 change.ended.set()
 
         return work
+
+    def _change_of(self, order: c.BesideSteps) -> _Change:
+        """The one that it begins or, as a piece, goes on with. Raises OrderRefused."""
+        change = self._change
+        whole = isinstance(order, c.PrepareUpdate) and isinstance(order.source, c.Pieces)
+        by_pieces = whole or isinstance(order, c.StagePiece)
+        if change is not None:
+            same = change.order.change_id == order.change_id
+            if not (by_pieces and same and change.pieces is not None) or change.after is not None:
+                raise OrderRefused("another change is not settled")
+            if not change.ended.is_set():
+                raise OrderRefused("an earlier piece is not staged yet")
+            return change
+        self._check(order)
+        change = self._change = _Change(order, self._holding)
+        if isinstance(order, c.StagePiece | c.PrepareUpdate) and by_pieces:
+            change.pieces = Collected(
+                self._holding.bare.layout,
+                check_finite=order.check_finite,
+                proceed=change.proceed,
+            )
+        return change
 
     def commit(self, change_id: str) -> c.ChangeCommitted:
         change = self._of(change_id)
@@ -144,7 +170,7 @@ class Staging:
             raise OrderRefused("no such change")
         return self._change
 
-    def _check(self, order: c.Preparation) -> None:
+    def _check(self, order: c.BesideSteps) -> None:
         released = self._holding.held.released
         match order:
             case a.PrepareLoad() | a.PrepareUnload():
@@ -157,12 +183,14 @@ class Staging:
             case c.PrepareRestore(resources=resources):
                 if missing := set(resources) - released:
                     raise OrderRefused(f"not released: {', '.join(sorted(missing))}")
-            case c.PrepareUpdate():
+            case c.PrepareUpdate() | c.StagePiece():
                 if c.Resource.WEIGHTS in released:
                     raise OrderRefused("weights are released: restore them first")
 
-    def _prepare(self, change: _Change) -> c.ChangePrepared:
+    def _prepare(self, change: _Change) -> c.ChangePrepared | c.PieceStaged:
         match change.order:
+            case c.StagePiece(sources=sources):
+                return self._staged(change, sources)
             case c.PrepareRelease(resources=resources, preserve=preserve):
                 change.after = self._released(change, resources, preserve)
                 return c.ChangePrepared()
@@ -214,11 +242,27 @@ class Staging:
             later = replace(later, cache=cache, kept_cache=None)
         return later
 
+    def _staged(
+        self, change: _Change, sources: tuple[c.DiskSource | c.SharedSource, ...]
+    ) -> c.PieceStaged:
+        pieces = change.pieces
+        assert pieces is not None
+        for source in sources:
+            take_source(
+                source, self._holding.bare.layout, pieces, change.proceed, change.read.update
+            )
+        return c.PieceStaged(len(pieces))
+
     def _updated(self, change: _Change, order: c.PrepareUpdate) -> c.ChangePrepared:
-        layout = self._holding.bare.layout
-        weights, read = read_source(
-            order.source, layout, check_finite=order.check_finite, proceed=change.proceed
-        )
+        if isinstance(order.source, c.Pieces):
+            pieces = change.pieces
+            assert pieces is not None
+            weights, read = pieces.complete(), change.read.hexdigest()
+        else:
+            layout = self._holding.bare.layout
+            weights, read = read_source(
+                order.source, layout, check_finite=order.check_finite, proceed=change.proceed
+            )
         weights = {name: part.to(self._holding.device) for name, part in weights.items()}
         sha256 = sha256_of(weights, change.proceed)
         model = self._holding.bare.with_weights(weights)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from app.reference_engine.config import ModelConfig
 from app.reference_engine.demanded import Demanded, expected_shapes
-from app.reference_engine.errors import TensorMismatch, TensorUnexpected
+from app.reference_engine.errors import TensorMismatch, TensorRepeated
 from app.reference_engine.sharding import EMBEDDING, FINAL_NORM, LM_HEAD, Layout
 from app.reference_engine.tensor_files import Entry, TensorFile
 from app.reference_engine.weight_files import safetensors_files
@@ -63,12 +63,15 @@ class Collected:
         if not self._demanded.takes(name, entry.dtype, entry.shape):
             return
         if name in self._weights:
-            raise TensorUnexpected(name)
+            raise TensorRepeated(name)
         part = file.tensor(entry, self._layout.cut(name)).to(torch.float32)
         # Each rank looks at its own part: together they have looked at every element.
         if self._check_finite and not bool(torch.isfinite(part).all()):
             raise TensorMismatch(name, "finite", "a value that is not a finite number")
         self._weights[name] = part
+
+    def __len__(self) -> int:
+        return len(self._weights)
 
     def complete(self) -> dict[str, Tensor]:
         """In the order of the configuration. Raises TensorMissing."""

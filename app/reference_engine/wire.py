@@ -39,6 +39,7 @@ _OTHERS: tuple[type, ...] = (
     change_orders.DiskSource,
     change_orders.SharedTensor,
     change_orders.SharedSource,
+    change_orders.Pieces,
     change_orders.SwitchedAt,
     change_orders.ResourceBytes,
     handoff_messages.KvSource,

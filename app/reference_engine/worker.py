@@ -95,7 +95,7 @@ def lead(
             followers.send(entry)
             if isinstance(entry.order, r.RecordingOrder):
                 recording.take(entry.index, entry.order)
-            elif isinstance(entry.order, c.Preparation):
+            elif isinstance(entry.order, c.BesideSteps):
                 _prepare(front, core, entry.index, entry.order, _FIRST_RANK)
             else:
                 done = _carry_out(core, entry)
@@ -124,7 +124,7 @@ def _carry_out(core: EngineCore, entry: m.Entry) -> list[m.Report]:
 
 
 def _prepare(
-    front: FrontEnd, target: EngineCore | Follower, index: int, order: c.Preparation, rank: int
+    front: FrontEnd, target: EngineCore | Follower, index: int, order: c.BesideSteps, rank: int
 ) -> None:
     """In a thread, so that steps and other orders go on; it acknowledges the order at its end."""
 
@@ -159,7 +159,7 @@ def compute_along(
                 follower.compute(item)
         elif item is not None and isinstance(item.order, r.RecordingOrder):
             recording.take(item.index, item.order)
-        elif item is not None and isinstance(item.order, c.Preparation):
+        elif item is not None and isinstance(item.order, c.BesideSteps):
             _prepare(front, follower, item.index, item.order, rank)
         elif item is not None:
             try:

@@ -115,6 +115,7 @@ async def test_profile_tells_what_can_be_done(clients: Clients) -> None:
         pb.WEIGHT_SOURCE_KIND_DISK,
         pb.WEIGHT_SOURCE_KIND_INLINE,
         pb.WEIGHT_SOURCE_KIND_SHARED_MEMORY,
+        pb.WEIGHT_SOURCE_KIND_SESSION,
     }
     assert set(profile.cache_policies) == {pb.CACHE_POLICY_FLUSH, pb.CACHE_POLICY_KEEP}
     assert list(profile.components) == [pb.COMPONENT_TARGET]

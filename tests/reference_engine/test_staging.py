@@ -91,3 +91,67 @@ def test_undone_after_its_commit_a_release_never_was(holding: Holding) -> None:
         staging.undo("r")
         assert holding.held is before
         assert holding.able
+
+
+def piece(directory: Path, index: int, change_id: str = "p") -> c.StagePiece:
+    files = (c.WeightFile(str((directory / "model.safetensors").resolve())),)
+    return c.StagePiece(change_id=change_id, index=index, sources=(c.DiskSource(files),))
+
+
+def whole(change_id: str = "p") -> c.PrepareUpdate:
+    return c.PrepareUpdate(change_id=change_id, source=c.Pieces(), flush=True)
+
+
+def test_pieces_become_a_whole(holding: Holding, tiny: Path) -> None:
+    staging, before = Staging(holding), holding.held
+    staged = staging.begin(piece(tiny, 0))()
+    assert isinstance(staged, c.PieceStaged)
+    assert staged.tensors > 0
+    assert holding.held is before
+    with pytest.raises(OrderRefused, match="not prepared"):
+        staging.commit("p")
+    prepared = staging.begin(whole())()
+    assert isinstance(prepared, c.ChangePrepared)
+    assert prepared.sha256 == before.sha256
+    with pytest.raises(OrderRefused, match="another change"):
+        staging.begin(piece(tiny, 1))
+    staging.commit("p")
+    assert staging.settle("p").weights_sha256 == before.sha256
+
+
+def test_pieces_out_of_turn(holding: Holding, tiny: Path) -> None:
+    staging, before = Staging(holding), holding.held
+    work = staging.begin(piece(tiny, 0))
+    with pytest.raises(OrderRefused, match="not staged yet"):
+        staging.begin(piece(tiny, 1))
+    work()
+    for other in (piece(tiny, 1, "q"), whole("q"), update(tiny, "p")):
+        with pytest.raises(OrderRefused, match="another change"):
+            staging.begin(other)
+    with pytest.raises(OrderRefused, match="comes twice"):
+        staging.begin(piece(tiny, 1))()
+    assert staging.undo("p").weights_sha256 == before.sha256
+    with pytest.raises(OrderRefused, match="no tensor"):
+        staging.begin(whole("r"))()
+    staging.undo("r")
+    staging.begin(update(tiny))
+
+
+def test_undo_stops_a_piece_that_still_runs(holding: Holding, tiny: Path) -> None:
+    staging, before = Staging(holding), holding.held
+    staging.begin(piece(tiny, 0))()
+    work = staging.begin(piece(tiny, 1))
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            work()
+        except OrderRefused as refusal:
+            raised.append(refusal)
+
+    running = threading.Timer(0.05, run)
+    running.start()
+    assert staging.undo("p").weights_sha256 == before.sha256
+    running.join()
+    assert isinstance(raised[0], Stopped)
+    assert holding.held is before
