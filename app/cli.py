@@ -8,12 +8,11 @@ from typing import Annotated
 import typer
 
 from app import __version__
-from app.commands import adapters, engines, operations, orders
+from app.commands import adapters, engines, operations, orders, profiling
 from app.commands.conforming import conformance
 from app.commands.demonstration import demo, dev_issuer
 from app.commands.ending import CommandFailed, Exit
 from app.commands.generating import generate
-from app.commands.profiling import profile
 from app.commands.reconfiguring import reconfigure
 from app.commands.serving import db, engine, serve
 from app.commands.tokens import token
@@ -65,9 +64,9 @@ app.command(rich_help_panel=ORDERS)(orders.release)
 app.command(rich_help_panel=ORDERS)(orders.restore)
 app.command(rich_help_panel=ORDERS)(update_weights)
 app.command(rich_help_panel=ORDERS)(reconfigure)
-app.command(rich_help_panel=ORDERS)(profile)
 app.add_typer(db, name="db", rich_help_panel=SERVING)
 app.add_typer(adapters.app, name="lora", rich_help_panel=ORDERS)
+app.add_typer(profiling.app, name="profile", rich_help_panel=ORDERS)
 app.add_typer(engines.app, name="engines", rich_help_panel=LOOKING)
 app.add_typer(operations.app, name="ops", rich_help_panel=LOOKING)
 

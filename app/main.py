@@ -40,9 +40,11 @@ from app.ledger.values import StoredEvent
 from app.observability.log import configure_logging, logger
 from app.observability.metrics import Metrics
 from app.observability.refused_callers import RefusedCallers
+from app.operations.artifacts import Artifacts
 from app.operations.deadlines import Deadlines
 from app.operations.fleet import Fleet
 from app.operations.orders import Orders
+from app.operations.profiles import Profiles
 from app.operations.retention import forget_expired_keys
 from app.operations.runner import Runner
 from app.settings import Settings
@@ -167,6 +169,7 @@ async def _opened(
             ledger=ledger,
             fleet=fleet,
             orders=orders,
+            profiles=Profiles(ledger, fleet, clock, Artifacts(settings.profile_roots)),
             clock=clock,
             new_id=new_id,
             tail=tail,

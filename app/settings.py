@@ -164,6 +164,9 @@ class Settings(BaseSettings):
 
     engine_reach: ReachSettings = _THIS_MACHINE
     engine_credentials: dict[str, CredentialSettings] = Field(default_factory=dict)
+    profile_roots: dict[str, Path] = Field(default_factory=dict)
+    """Per engine: the folder, as this machine sees it, below which the engine keeps its profiles.
+    Files of engines that are not named here can't be downloaded."""
     observe_interval_s: float = Field(default=5.0, gt=0, le=3600)
     operation_deadline_ms: dict[OperationKind, Milliseconds] = Field(default_factory=dict)
     """Default and maximum for a kind, beside the built-in ones."""

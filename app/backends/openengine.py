@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from app.backends import aborts, adapters, letters, readings, status_map
+from app.backends import aborts, adapters, letters, profiles, readings, status_map
 from app.backends.endpoint import CLOSED, Endpoint, NotKnownThere, was_asked_to_stop
 from app.backends.port import (
     Discovery,
@@ -20,7 +20,6 @@ from app.backends.port import (
     Order,
     Silence,
 )
-from app.backends.profiles import profile_order
 from app.backends.spelling import Malformed, text_of
 from app.backends.streams import StreamLimits, no_way, order_stream
 from app.clock import Clock
@@ -151,7 +150,7 @@ class OpenEngineBackend:
                 order.command, send, late=lambda: self._clock.now() >= order.deadline_at
             )
         elif isinstance(order.command, StartProfile):
-            facts = profile_order(
+            facts = profiles.profile_order(
                 self._admin, order, order.command, self._record, self._limits, self._longest(order)
             )
         elif adapters.is_adapter_order(order.command):
@@ -212,6 +211,9 @@ class OpenEngineBackend:
             if refusal is not None:
                 raise EngineRefused(refusal) from error
             raise silent from error
+
+    async def stop_profile(self, engine_operation_id: str, key: str, timeout_s: float) -> None:
+        await profiles.stop(self._admin, self._record, engine_operation_id, key, timeout_s)
 
     async def close(self) -> None:
         await self._admin.close()

@@ -146,4 +146,9 @@ class EngineBackend(Protocol):
     async def cancel(self, engine_operation_id: str, timeout_s: float) -> None:
         """Ask. The end comes through `carry_out`. Raises EngineRefused or EngineSilent."""
 
+    async def stop_profile(self, engine_operation_id: str, key: str, timeout_s: float) -> None:
+        """Record no more, and write the files; the end comes through `carry_out`. `key`: of the
+        call at the engine. Stopping what has stopped is no error. Raises EngineRefused,
+        EngineSilent."""
+
     async def close(self) -> None: ...

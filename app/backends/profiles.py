@@ -1,4 +1,4 @@
-"""A profile: started by a unary call, and looked at until its files exist.
+"""A profile: started by a unary call, looked at until its files exist, and stopped by another call.
 
 The engine keeps it under the order's key, so starting it again attaches to it.
 """
@@ -13,11 +13,11 @@ import grpc
 
 from app.backends import letters, status_map
 from app.backends.endpoint import CLOSED, Endpoint, NotKnownThere, was_asked_to_stop
-from app.backends.port import EngineRefused, EngineSilent, Order, OutcomeLost
+from app.backends.port import EngineRefused, EngineSilent, Order, OutcomeLost, Silence
 from app.backends.spelling import Malformed, number_of, text_of
 from app.backends.streams import StreamLimits, no_way
 from app.domain.commands import StartProfile
-from app.domain.operation import Progress
+from app.domain.operation import OperationError, Progress
 from app.domain.transitions import Completed, EngineAccepted, Fact, Failed, Progressed
 from app.rpc.openengine.v1 import admin_pb2, admin_pb2_grpc
 
@@ -73,6 +73,39 @@ async def profile_order(
             yield end
             return
         await asyncio.sleep(_LOOK_S)
+
+
+async def stop(
+    endpoint: Endpoint, read: ReadRecord, engine_operation_id: str, key: str, timeout_s: float
+) -> None:
+    """As `EngineBackend.stop_profile` promises."""
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + timeout_s
+    try:
+        known = await read(engine_operation_id, timeout_s)
+    except NotKnownThere as unknown:
+        message = "the engine knows no such profile any more"
+        error = OperationError("NOT_FOUND", "PROFILE_NOT_FOUND", message)
+        raise EngineRefused(error) from unknown
+    request = admin_pb2.StopProfileRequest(
+        idempotency_key=key, profile_id=known.profile_id or engine_operation_id
+    )
+    request.whole_engine.SetInParent()
+    channel, metadata = await endpoint.open()
+    stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
+    try:
+        left_s = max(ends_at - loop.time(), 0.001)
+        await stub.StopProfile(request, timeout=left_s, metadata=metadata)
+    except CLOSED as closed:
+        if was_asked_to_stop(closed):
+            raise
+        raise EngineSilent(Silence.UNREACHABLE) from closed
+    except grpc.aio.AioRpcError as error:
+        silent = endpoint.failed(error)
+        refusal = status_map.refusal_of(error)
+        if refusal is not None:
+            raise EngineRefused(refusal) from error
+        raise silent from error
 
 
 async def _start(

@@ -92,6 +92,20 @@ class Gateway:
                 raise problem(response)
             yield response
 
+    @contextmanager
+    def download(self, path: str, **query: Any) -> Iterator[Iterator[bytes]]:
+        """The content of a file, piece by piece."""
+        headers = {"accept": "*/*"}
+        try:
+            with self._client.stream("GET", path, params=query, headers=headers) as response:
+                if response.status_code >= 300:
+                    response.read()
+                    raise problem(response)
+                yield response.iter_raw()
+        except httpx2.TransportError as error:
+            line = f"no answer from {self._url}: {str(error) or type(error).__name__}"
+            raise CommandFailed(Exit.UNREACHABLE, line) from error
+
     def close(self) -> None:
         self._client.close()
 

@@ -125,6 +125,12 @@ class UnknownSession(NotFound):
     reason = "SESSION_NOT_FOUND"
 
 
+class UnknownArtifact(NotFound):
+    """A profile has no file of that rank, or it is no longer where the engine left it."""
+
+    reason = "ARTIFACT_NOT_FOUND"
+
+
 class LoraExists(AlreadyExists):
     """An adapter of that name is loaded from somewhere else."""
 
@@ -234,6 +240,19 @@ class ProfilingRefused(FailedPrecondition):
     retryable = True
 
 
+class ProfileNotRecording(FailedPrecondition):
+    """It has been ordered, and the engine has not taken it on yet."""
+
+    reason = "PROFILE_NOT_RECORDING"
+    retryable = True
+
+
+class ProfileNotReady(FailedPrecondition):
+    """Its files do not exist: it still records, or it failed."""
+
+    reason = "PROFILE_NOT_READY"
+
+
 class OperationEnded(FailedPrecondition):
     reason = "OPERATION_ENDED"
 
@@ -283,6 +302,18 @@ class EngineAuthRefused(EngineFault):
 
 class EngineReplyMalformed(EngineFault):
     reason = "ENGINE_REPLY_MALFORMED"
+
+
+class ArtifactDamaged(EngineFault):
+    """A file is not what the engine said of it, or not where it may be."""
+
+    reason = "ARTIFACT_DAMAGED"
+
+
+class ArtifactsNotReachable(Unimplemented):
+    """The gateway has no folder in which to find this engine's files."""
+
+    reason = "ARTIFACTS_NOT_REACHABLE"
 
 
 class UnsupportedDialect(Unimplemented):

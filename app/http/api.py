@@ -32,6 +32,7 @@ from app.http.routers import (
     operations,
     orders,
     problem_pages,
+    profiles,
 )
 from app.observability.metrics import Metrics
 
@@ -42,6 +43,7 @@ _ROUTERS = (
     discovery.router,
     orders.router,
     adapters.router,
+    profiles.router,
     operations.router,
     events.router,
     audit.router,

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from app.domain.command import fault
 from app.domain.commands import Command, StartProfile
 from app.domain.kinds import ProfilerKind
 from app.http.bodies import OrderBody
 
 
 class StartProfileBody(OrderBody):
-    """Bounded by `steps` or by `duration_ms`."""
+    """Bounded by `steps` or by `duration_ms`; without either it records until it is stopped. At its
+    deadline it fails, and what was recorded is lost."""
 
     profiler: Annotated[ProfilerKind, Field(strict=False)]
     steps: Annotated[int, Field(ge=1, le=2**31)] | None = Field(None, description="Of the engine")
@@ -22,8 +22,6 @@ class StartProfileBody(OrderBody):
     with_stack: bool = False
 
     def command(self) -> Command:
-        if self.steps is None and self.duration_ms is None:
-            raise fault("/steps", "bound it: say steps or duration_ms")
         return StartProfile(
             model=self.model,
             profiler=self.profiler,

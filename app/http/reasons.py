@@ -260,6 +260,31 @@ CATALOGUE: Mapping[str, Reason] = {
         "What would be profiled is being released or reconfigured.",
         "Wait for that operation.",
     ),
+    "PROFILE_NOT_RECORDING": Reason(
+        "The profile has not begun",
+        "It is ordered, and the engine has not taken it on yet.",
+        "Cancel its operation, or ask again.",
+    ),
+    "PROFILE_NOT_READY": Reason(
+        "The profile has no files",
+        "It still records, or it failed, or it was running already under another operation.",
+        "Wait for the end of its operation; `profile_id` tells which one records.",
+    ),
+    "ARTIFACT_NOT_FOUND": Reason(
+        "No such file",
+        "The profile has none of that rank, or it is no longer where the engine left it.",
+        "Say `rank`; see `artifacts` of the profile.",
+    ),
+    "ARTIFACT_DAMAGED": Reason(
+        "The file is not what the engine said of it",
+        "Its size or SHA-256 differ, or its path does not lead to a plain file below the root.",
+        "Look at the file on the engine's machine.",
+    ),
+    "ARTIFACTS_NOT_REACHABLE": Reason(
+        "Files of this engine can't be fetched here",
+        "The gateway has no folder in which to find them.",
+        "Set `profile_roots` for the engine, or fetch `path` on the engine's machine.",
+    ),
     "PROFILE_NOT_FOUND": Reason("No such profile", "Never started here.", "Check the id."),
     "LORA_NOT_FOUND": Reason("No such adapter", "It is not loaded.", "List the adapters."),
     "LORA_ALREADY_LOADED": Reason(

@@ -20,6 +20,7 @@ from app.observability.metrics import Metrics
 from app.observability.refused_callers import RefusedCallers
 from app.operations.fleet import Fleet
 from app.operations.orders import Orders
+from app.operations.profiles import Profiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ class Rooms:
     ledger: Ledger
     fleet: Fleet
     orders: Orders
+    profiles: Profiles
     clock: Clock
     new_id: IdSource
     tail: Tail

@@ -241,6 +241,8 @@ def _matches(wanted: OperationFilter) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     if wanted.engine_id is not None:
         conditions.append(operations.c.engine_id == wanted.engine_id)
+    if wanted.engine_operation_id is not None:
+        conditions.append(operations.c.engine_operation_id == wanted.engine_operation_id)
     if wanted.kinds:
         conditions.append(operations.c.kind.in_([kind.value for kind in sorted(wanted.kinds)]))
     if wanted.states:

@@ -67,9 +67,10 @@ class EngineFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationFilter:
-    """`since`: created then or later, UTC."""
+    """`since`: created then or later, UTC. `engine_operation_id`: what the engine calls it."""
 
     engine_id: str | None = None
+    engine_operation_id: str | None = None
     kinds: frozenset[OperationKind] = frozenset()
     states: frozenset[OperationState] = frozenset()
     subject: str | None = None

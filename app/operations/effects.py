@@ -50,8 +50,7 @@ def effect_of(command: Command, facts: EngineFacts, load: JsonObject | None) -> 
         case ReconfigureServing():
             return _reconfigure(command, facts, load)
         case StartProfile():
-            bound = f"{command.duration_ms} ms" if command.steps is None else _steps(command.steps)
-            return f"Records a {command.profiler.value} profile of {bound} beside other work."
+            return _record(command)
         case LoadLora():
             return f"Loads the adapter {command.name} on all ranks."
         case UnloadLora():
@@ -161,6 +160,15 @@ def _reconfigure(command: ReconfigureServing, facts: EngineFacts, load: JsonObje
     closing = _closing(command.drain, facts, load)
     again = "" if facts.admission is Admission.PAUSED else ", and serves again"
     return f"{closing}, then takes on {targets}{again}."
+
+
+def _record(command: StartProfile) -> str:
+    bound = "until it is stopped"
+    if command.steps is not None:
+        bound = f"of {_steps(command.steps)}"
+    elif command.duration_ms is not None:
+        bound = f"of {command.duration_ms} ms"
+    return f"Records a {command.profiler.value} profile {bound} beside other work."
 
 
 def _steps(number: int) -> str:

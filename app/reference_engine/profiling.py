@@ -94,7 +94,8 @@ class Profiling:
             raise RuntimeFault("PROFILE_OPTION_NOT_OFFERED", text)
         live = _Profile(command, self._root / f"{profile_id}{_UNFINISHED}")
         try:
-            await asyncio.to_thread(live.folder.mkdir, 0o700)
+            # Who may read the root may read the profiles in it.
+            await asyncio.to_thread(live.folder.mkdir)
         except OSError as error:
             raise _unwritable(error) from error
         self._live[profile_id] = live

@@ -69,9 +69,14 @@ class TestWhatIsSent:
                 {"resources": ["kv_cache"], "release_epoch": 2},
             ),
             (
-                ("profile", "e", "--steps", "5", "--with-stack"),
+                ("profile", "start", "e", "--steps", "5", "--with-stack"),
                 "profiles",
                 {"profiler": "torch", "steps": 5, "with_stack": True},
+            ),
+            (
+                ("profile", "start", "e", "--profiler", "memory"),
+                "profiles",
+                {"profiler": "memory"},
             ),
             (
                 (

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -16,10 +17,15 @@ from fastapi import FastAPI
 
 from app.devidp.issuer import DevIssuer
 from app.devidp.running import DevIssuerSettings, running
+from app.domain.commands import StartProfile
+from app.domain.kinds import OperationKind, OperationState, ProfilerKind
+from app.domain.operation import Actor, Operation
 from app.domain.scopes import Scope
+from app.domain.transitions import Advanced, Cancelled, Completed, Dispatched, Fact, advance
 from app.http.closing import Closing
 from app.http.rooms import Rooms
 from app.http.server import GatewayServer, bound
+from app.ledger.values import AuditEntry
 from app.main import create_app
 from app.settings import IssuerSettings, Settings
 from tests.http.scripted_engine import ScriptedEngine, scripted_engine
@@ -80,6 +86,31 @@ class Gateway:
 
     async def get(self, path: str, **headers: str) -> httpx2.Response:
         return await self.http.get(path, headers={**self.auth(), **headers})
+
+    async def ended_profile(self, result: Mapping[str, Any] | None = None) -> str:
+        """The id of a profile of `e1` that stands in the ledger; without `result` a cancelled one.
+        The scripted engine records none."""
+        rooms, now = self.rooms, self.rooms.clock.now()
+        operation = Operation(
+            id=rooms.new_id(),
+            engine_id=ENGINE_ID,
+            kind=OperationKind.PROFILE,
+            state=OperationState.ACCEPTED,
+            request=StartProfile(profiler=ProfilerKind.TORCH).document(),
+            actor=Actor(self.issuer.issuer, "ada", "console"),
+            created_at=now,
+            deadline_at=now + timedelta(hours=1),
+        )
+        entry = AuditEntry(at=now, action="profile", outcome="accepted")
+        await rooms.ledger.operations.accept(operation, key=None, audit=entry)
+        facts: list[Fact] = [Cancelled(message="")]
+        if result is not None:
+            facts = [Dispatched(), Completed(result=result)]
+        for fact in facts:
+            step = advance(operation, fact, now)
+            assert isinstance(step, Advanced)
+            operation = await rooms.ledger.operations.record(operation, step)
+        return operation.id
 
     async def register(self, engine_id: str = ENGINE_ID, **more: Any) -> httpx2.Response:
         member = {"rank": 0, "admin": self.engine.address, "control": self.engine.address}

@@ -54,6 +54,10 @@ NEEDS = {
     ("DELETE", "/v1/engines/{engine}/loras/{name:path}"): "admin:adapters",
     ("POST", "/v1/engines/{engine}/reconfigure"): "admin:reconfigure",
     ("POST", "/v1/engines/{engine}/profiles"): "admin:profile",
+    ("GET", "/v1/engines/{engine}/profiles"): "admin:profile",
+    ("GET", "/v1/engines/{engine}/profiles/{profile}"): "admin:profile",
+    ("GET", "/v1/engines/{engine}/profiles/{profile}/artifact"): "admin:profile",
+    ("POST", "/v1/engines/{engine}/profiles/{profile}/stop"): "admin:profile",
     ("POST", "/v1/engines/{engine}/abort-requests"): "admin:abort",
     ("GET", "/v1/operations"): "admin:read",
     ("GET", "/v1/operations/{operation}"): "admin:read",
@@ -78,13 +82,14 @@ async def prepared(data_dir: Path) -> AsyncIterator[tuple[Gateway, list[Call]]]:
     """A gateway with an engine and an operation for the paths to name."""
     async with gateway(data_dir) as gate:
         operation = (await gate.flush())["id"]
+        profile = await gate.ended_profile()
         calls = []
         for route in gate.app.routes:
             assert isinstance(route, EdgeRoute)
             for method in sorted(route.methods or ()):
                 path = route.path_format.replace("{engine}", "e1")
                 path = path.replace("{operation}", operation).replace("{slug}", "engine-busy")
-                path = path.replace("{name}", "sql")
+                path = path.replace("{name}", "sql").replace("{profile}", profile)
                 calls.append(Call(method, route.path, path.replace("{path}", "v1")))
         yield gate, calls
 

@@ -86,7 +86,6 @@ async def test_a_profiler_that_fails_is_told(full: Full) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"profiler": "torch"},
         {"profiler": "torch", "steps": 1, "duration_ms": 5},
         {"profiler": "cpu", "steps": 1},
         {"profiler": "torch", "steps": 0},
@@ -101,6 +100,9 @@ async def test_senseless_orders_reach_no_engine(full: Full, body: dict[str, Any]
 async def test_a_dry_run_says_what_would_happen(full: Full) -> None:
     assert await full.effect("profiles", STEPS) == (
         "Records a torch profile of 5 steps beside other work."
+    )
+    assert await full.effect("profiles", {"profiler": "memory"}) == (
+        "Records a memory profile until it is stopped beside other work."
     )
     without = await full.gate.order("profiles", STEPS)  # the scripted one
     assert (without.status_code, without.json()["reason"]) == (501, "UNSUPPORTED_OPERATION")

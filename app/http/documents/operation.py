@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import BaseModel, Field, JsonValue
 
 from app.domain.kinds import OperationKind, OperationState, Verification
-from app.domain.operation import Operation
+from app.domain.operation import Operation, OperationError
 from app.domain.ranks import RankState
 from app.http.documents.actor import ActorDocument
 
@@ -39,6 +39,17 @@ class ErrorDocument(BaseModel):
     retryable: bool
     ranks: list[int]
     effect: str = Field(description="none, rolled_back, applied_in_part or unknown")
+
+    @classmethod
+    def of(cls, error: OperationError) -> ErrorDocument:
+        return cls(
+            code=error.code,
+            reason=error.reason,
+            message=error.message,
+            retryable=error.retryable,
+            ranks=list(error.ranks),
+            effect=error.effect.value,
+        )
 
 
 class OperationDocument(BaseModel):
@@ -77,16 +88,7 @@ class OperationDocument(BaseModel):
             done=operation.done,
             request=dict(operation.request),
             result=None if operation.result is None else dict(operation.result),
-            error=None
-            if error is None
-            else ErrorDocument(
-                code=error.code,
-                reason=error.reason,
-                message=error.message,
-                retryable=error.retryable,
-                ranks=list(error.ranks),
-                effect=error.effect.value,
-            ),
+            error=None if error is None else ErrorDocument.of(error),
             verification=operation.verification,
             warnings=[
                 WarningDocument(reason=w.reason, message=w.message) for w in operation.warnings
