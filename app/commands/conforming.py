@@ -14,6 +14,7 @@ from app.commands.target import plain
 
 if TYPE_CHECKING:
     from app.conformance.connection import Tls
+    from app.conformance.report import Finding
 
 
 def conformance(
@@ -82,6 +83,12 @@ def conformance(
     patience: Annotated[
         float, typer.Option(min=0.1, help="Seconds in which an engine has to answer or to end.")
     ] = 60.0,
+    time_limit: Annotated[
+        float | None, typer.Option(min=1, help="Seconds for the whole run; then it fails.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail also if something was not proven.")
+    ] = False,
     junit: Annotated[Path | None, typer.Option(help="Write a JUnit file here.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="The report as JSON on stdout, and nothing else there.")
@@ -102,7 +109,7 @@ def conformance(
     from app.conformance.hook import CommandHook
     from app.conformance.page import listing
     from app.conformance.placing import Places
-    from app.conformance.report import document, line, summary
+    from app.conformance.report import Report, document, line, summary
     from app.conformance.report import junit as junit_of
     from app.conformance.suite import run
     from app.conformance.trial import Options, TargetRefused
@@ -132,25 +139,37 @@ def conformance(
             places=Places(scratch=_folder(scratch), shared_prefix=shared_memory_prefix),
             refused_tokens=tuple(_labelled(one) for one in refused_token or ()),
             patience_s=patience,
+            time_limit_s=time_limit,
         )
     except ValueError as error:
         raise usage(str(error)) from error
 
+    heard: list[Finding] = []
+
+    def told(finding: Finding) -> None:
+        heard.append(finding)
+        if not as_json:
+            print(line(finding), flush=True)
+
     try:
-        report = run(
-            cases, options, lambda finding: None if as_json else print(line(finding), flush=True)
-        )
+        report = run(cases, options, told)
     except TargetRefused as refused:
         raise CommandFailed(
             Exit.REFUSED if refused.answered else Exit.UNREACHABLE, f"{target}: {refused}"
         ) from refused
+    except KeyboardInterrupt:
+        note(f"chadburn: interrupted after {len(heard)} of {len(cases)} cases")
+        if junit is not None:
+            _write(junit, junit_of(Report(target=target, findings=tuple(heard))))
+        raise
     if junit is not None:
         _write(junit, junit_of(report))
     if as_json:
         show(document(report))
     else:
         print(f"\n{summary(report)}")
-    raise typer.Exit(Exit.OK if report.passed else Exit.FAILED)
+    proven = not (strict and report.not_proven)
+    raise typer.Exit(Exit.OK if report.passed and proven else Exit.FAILED)
 
 
 def _list(cases: tuple[Any, ...], text: str, as_json: bool) -> None:

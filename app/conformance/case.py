@@ -43,12 +43,35 @@ class NotHeld(Exception):
         self.seen = seen
 
 
+class Lack(StrEnum):
+    """Why a case is not applicable."""
+
+    NOT_PROMISED = "not-promised"  # the engine does not offer what the sentence is about
+    OPTION = "option-missing"  # whoever runs the suite has not given what it takes
+    NOT_REACHED = "not-reached"  # it could not be brought about
+    NOT_TRIED = "not-tried"  # the engine did not recover from an earlier case
+
+
 class NotApplicable(Exception):
-    """The engine does not offer what the sentence is about, or it cannot be brought about."""
+    """What the sentence is about could not be brought about: nothing is proven."""
+
+    lack = Lack.NOT_REACHED
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class NotPromised(NotApplicable):
+    """The engine does not offer what the sentence is about: there is nothing to be proven."""
+
+    lack = Lack.NOT_PROMISED
+
+
+class NotGiven(NotApplicable):
+    """Whoever runs the suite has not given what it takes."""
+
+    lack = Lack.OPTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
-from app.conformance.case import Case, Verdict
+from app.conformance.case import Case, Lack, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """`reason`: why a case was not applicable. `expected` and `seen`: of one that failed."""
+    """`lack` and `reason`: why a case was not applicable. `expected` and `seen`: of one that
+    failed."""
 
     case: Case
     verdict: Verdict
     seconds: float
+    lack: Lack | None = None
     reason: str = ""
     expected: str = ""
     seen: str = ""
@@ -39,18 +42,47 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Nothing failed, and the engine was left as it was found."""
+        """Nothing failed, all was tried, and the engine was left as it was found."""
         failed = any(finding.verdict is Verdict.FAIL for finding in self.findings)
-        return not failed and self.left_behind is None
+        return not failed and not self.lacking(Lack.NOT_TRIED) and self.left_behind is None
 
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.verdict is verdict)
+
+    def lacking(self, *lacks: Lack) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.lack in lacks)
+
+    @property
+    def not_proven(self) -> tuple[Finding, ...]:
+        """What the engine may well promise, and this run says nothing about."""
+        return self.lacking(Lack.OPTION, Lack.NOT_REACHED, Lack.NOT_TRIED)
 
 
 def line(finding: Finding) -> str:
     """One case as it ends, for a person to follow."""
     why = f"  {finding.why}" if finding.why else ""
     return f"{finding.verdict.value:<14} {finding.case.id}{why}"
+
+
+_HEADINGS = {
+    Lack.NOT_PROMISED: "Not promised by this engine:",
+    Lack.OPTION: "NOT PROVEN by this run, for want of an option:",
+    Lack.NOT_REACHED: "NOT PROVEN by this run, since it could not be brought about:",
+    Lack.NOT_TRIED: "NOT PROVEN by this run, since it was not tried:",
+}
+
+
+def _of_one_lack(heading: str, absent: Sequence[Finding]) -> list[str]:
+    """Each reason once, with the promises that it touches."""
+    lines = ["", heading] if absent else []
+    for reason in dict.fromkeys(finding.reason for finding in absent):
+        lines.append(f"  {reason}")
+        lines += [
+            f"    {finding.case.id}: {finding.case.sentence}"
+            for finding in absent
+            if finding.reason == reason
+        ]
+    return lines
 
 
 def summary(report: Report) -> str:
@@ -64,29 +96,23 @@ def summary(report: Report) -> str:
             f"  expected  {finding.expected}",
             f"  seen      {finding.seen}",
         ]
-    absent = report.of(Verdict.NOT_APPLICABLE)
-    if absent:
-        lines += ["", "Not proven by this run:"]
-        for reason in dict.fromkeys(finding.reason for finding in absent):
-            lines.append(f"  {reason}")
-            lines += [
-                f"    {finding.case.id}: {finding.case.sentence}"
-                for finding in absent
-                if finding.reason == reason
-            ]
+    for lack, heading in _HEADINGS.items():
+        lines += _of_one_lack(heading, report.lacking(lack))
     if report.left_behind is not None:
         lines += ["", f"THE ENGINE IS NOT AS IT WAS FOUND: {report.left_behind}"]
     count = Counter(finding.verdict for finding in report.findings)
     lines += [
         "",
         f"{report.target}: {count[Verdict.PASS]} passed, {count[Verdict.FAIL]} failed, "
-        f"{count[Verdict.NOT_APPLICABLE]} not applicable",
+        f"{len(report.not_proven)} not proven, "
+        f"{len(report.lacking(Lack.NOT_PROMISED))} not promised",
     ]
     return "\n".join(lines).lstrip("\n")
 
 
 def document(report: Report) -> dict[str, Any]:
-    """For programs. `not_proven` holds the ids of the cases that were not applicable."""
+    """For programs. `not_proven` and `not_promised` hold the ids of the cases that were not
+    applicable."""
     count = Counter(finding.verdict for finding in report.findings)
     return {
         "target": report.target,
@@ -94,12 +120,14 @@ def document(report: Report) -> dict[str, Any]:
         "passed": report.passed,
         "left_behind": report.left_behind,
         "counts": {verdict.value.replace("-", "_"): count[verdict] for verdict in Verdict},
-        "not_proven": [finding.case.id for finding in report.of(Verdict.NOT_APPLICABLE)],
+        "not_proven": [finding.case.id for finding in report.not_proven],
+        "not_promised": [finding.case.id for finding in report.lacking(Lack.NOT_PROMISED)],
         "cases": [
             {
                 "id": finding.case.id,
                 "sentence": finding.case.sentence,
                 "verdict": finding.verdict.value,
+                "lack": finding.lack.value if finding.lack else None,
                 "reason": finding.reason or None,
                 "expected": finding.expected or None,
                 "seen": finding.seen or None,
@@ -130,7 +158,9 @@ def junit(report: Report) -> bytes:
             failure = ElementTree.SubElement(case, "failure", message=_clean(finding.expected))
             failure.text = _clean(f"{finding.case.sentence}\n{finding.why}")
         elif finding.verdict is Verdict.NOT_APPLICABLE:
-            ElementTree.SubElement(case, "skipped", message=_clean(finding.reason))
+            lack = finding.lack.value if finding.lack else "not-applicable"
+            message = _clean(f"{lack}: {finding.reason}")
+            ElementTree.SubElement(case, "skipped", message=message)
     if report.left_behind is not None:
         case = ElementTree.SubElement(suite, "testcase", classname="suite", name="left-as-found")
         ElementTree.SubElement(case, "error", message=_clean(report.left_behind))

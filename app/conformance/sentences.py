@@ -36,6 +36,11 @@ BEFORE_ACCEPTANCE = (
 _EVENTS = {*TERMINAL, "accepted", "progress", "rank", "warning"}
 
 
+def result_of(method: str) -> str:
+    """The field of OperationCompleted that an order of that method brings."""
+    return _RESULTS[KIND_OF_METHOD[method]]
+
+
 def terminals(events: Iterable[Event]) -> list[Event]:
     return [event for event in events if kind_of(event) in TERMINAL]
 
@@ -140,7 +145,7 @@ def typed_results(streams: Iterable[Told]) -> None:
         for event in told.events:
             if kind_of(event) != "completed":
                 continue
-            wanted = _RESULTS[KIND_OF_METHOD[told.method]]
+            wanted = result_of(told.method)
             found = event.completed.WhichOneof("result")
             expect(found == wanted, f"the result of {told.method} to be {wanted}", found)
             said = event.completed.verification

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from app.conformance.case import NotApplicable, expect
+from app.conformance.case import NotApplicable, NotGiven, NotPromised, expect
 from app.conformance.client import brief, described, ends_with
 from app.conformance.orders import named
 from app.conformance.placing import Way
@@ -56,7 +56,7 @@ class Stock:
         """Raises NotApplicable where the engine does not take weights in that way."""
         self._trial.require(pb.ADMIN_OPERATION_KIND_UPDATE_WEIGHTS)
         if way.source not in self._trial.profile.weight_sources:
-            raise NotApplicable(f"the profile does not offer updates from {way.value}")
+            raise NotPromised(f"the profile does not offer updates from {way.value}")
         if way is Way.INLINE:
             size = sum(len(tensor.data) for tensor in self.copy)
             limit = self._trial.profile.limits.max_message_bytes
@@ -84,7 +84,7 @@ class Stock:
         """Raises NotApplicable."""
         ways = self.ways()
         if not ways:
-            raise NotApplicable(
+            raise NotGiven(
                 "weights of the suite's own making can be handed over neither inline nor through"
                 " --shared-memory-prefix nor --scratch"
             )

@@ -8,10 +8,11 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 import grpc
 
-from app.conformance.case import Case, Need, NotApplicable, NotHeld, Verdict
+from app.conformance.case import Case, Lack, Need, NotApplicable, NotHeld, Verdict
 from app.conformance.client import brief
 from app.conformance.report import Finding, Report
 from app.conformance.trial import Options, Trial, opened
@@ -42,12 +43,15 @@ async def run_suite(
 
     left = None
     engine: dict[str, object] = {}
+    limit = None
+    if options.time_limit_s is not None:
+        limit = asyncio.get_running_loop().time() + options.time_limit_s
     try:
         async with AsyncExitStack() as stack:
             trial = await stack.enter_async_context(opened(options, new_id))
             engine = _engine(trial)
             for index, case in enumerate(cases):
-                finding = await _judge(case, trial)
+                finding = await _judge(case, trial, limit)
                 try:
                     await trial.settle()
                 except (Unsettled, grpc.aio.AioRpcError) as unsettled:
@@ -66,22 +70,32 @@ async def run_suite(
     )
 
 
-async def _judge(case: Case, trial: Trial) -> Finding:
+async def _judge(case: Case, trial: Trial, limit: float | None) -> Finding:
+    """`limit`: on the event loop's clock."""
     began = time.monotonic()
+    if limit is not None and asyncio.get_running_loop().time() > limit:
+        return _untried(case, _OUT_OF_TIME)
 
-    def finding(verdict: Verdict, **said: str) -> Finding:
+    def finding(verdict: Verdict, **said: Any) -> Finding:
         return Finding(case=case, verdict=verdict, seconds=time.monotonic() - began, **said)
 
     missing = [need for need in case.needs if not _given(need, trial.options)]
     if missing:
-        return finding(Verdict.NOT_APPLICABLE, reason="; ".join(need.value for need in missing))
+        return finding(
+            Verdict.NOT_APPLICABLE,
+            lack=Lack.OPTION,
+            reason="; ".join(need.value for need in missing),
+        )
     try:
-        await case.run(trial)
+        async with asyncio.timeout_at(limit) as within:
+            await case.run(trial)
     except NotHeld as failed:
         return finding(Verdict.FAIL, expected=failed.expected, seen=failed.seen)
     except NotApplicable as absent:
-        return finding(Verdict.NOT_APPLICABLE, reason=absent.reason)
+        return finding(Verdict.NOT_APPLICABLE, lack=absent.lack, reason=absent.reason)
     except Exception as error:
+        if within.expired():
+            return finding(Verdict.FAIL, expected="the run to end in time", seen=_OUT_OF_TIME)
         # An answer that is none of the schema's, or a fault of the suite: never a pass.
         seen = f"{type(error).__name__}: {brief(error)}"
         return finding(Verdict.FAIL, expected="answers that can be read", seen=seen)
@@ -125,11 +139,19 @@ def _left(case: Case, unsettled: Exception) -> Finding:
 
 
 def _not_tried(case: Case, culprit: Case) -> Finding:
+    return _untried(case, f"the engine did not recover from {culprit.id}")
+
+
+_OUT_OF_TIME = "the time limit of the run had passed"
+
+
+def _untried(case: Case, reason: str) -> Finding:
     return Finding(
         case=case,
         verdict=Verdict.NOT_APPLICABLE,
         seconds=0.0,
-        reason=f"not tried: the engine did not recover from {culprit.id}",
+        lack=Lack.NOT_TRIED,
+        reason=reason,
     )
 
 

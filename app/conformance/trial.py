@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from app.conformance.case import NotApplicable, NotHeld, expect
+from app.conformance.case import NotApplicable, NotHeld, NotPromised, expect
 from app.conformance.client import Client, Stream, brief
 from app.conformance.connection import Listener
 from app.conformance.hook import FaultHook, HookFailed
@@ -33,7 +33,8 @@ _BEGINS_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`patience_s` bounds every wait for something that a right engine does in far less time."""
+    """`patience_s` bounds every wait for something that a right engine does in far less time;
+    `time_limit_s` the whole run but for the way back."""
 
     admin: Listener
     inference: Listener | None = None
@@ -44,6 +45,7 @@ class Options:
     places: Places = field(default_factory=Places)
     refused_tokens: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # label and token
     patience_s: float = 60.0
+    time_limit_s: float | None = None
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
@@ -91,8 +93,7 @@ class Trial:
         """Raises TargetRefused where nothing may be tried."""
         answer = await self.client.ask(pb.GetAdminProfileRequest())
         if isinstance(answer, Refusal):
-            away = answer.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-            raise TargetRefused(f"GetAdminProfile: {answer}", answered=answer.info or not away)
+            raise TargetRefused(_why_refused(answer), answered=not answer.of_transport)
         if (line := why_not_begun(answer)) is not None:
             raise TargetRefused(line)
         self.start = answer
@@ -100,6 +101,17 @@ class Trial:
         info = await self.client.of_control("GetServerInfo", server_pb2.GetServerInfoRequest())
         if not isinstance(info, Refusal):
             self.running_limit = info.capacity.max_running_requests
+        if self.options.inference is not None:
+            await self._meet(self.options.inference)
+
+    async def _meet(self, inference: Listener) -> None:
+        client = Client(inference, Record(()), self.patience_s)
+        try:
+            answer = await client.of_control("GetServerInfo", server_pb2.GetServerInfoRequest())
+        finally:
+            await client.close()
+        if isinstance(answer, Refusal) and answer.of_transport:
+            raise TargetRefused(f"--inference {inference.address}: {answer}", answered=False)
 
     def know(self, profile: pb.AdminProfile) -> None:
         self.profile = profile
@@ -132,20 +144,20 @@ class Trial:
         """Raises NotApplicable."""
         missing = [name_of(kind) for kind in kinds if not self.offers(kind)]
         if missing:
-            raise NotApplicable(f"the profile does not offer {', '.join(missing)}")
+            raise NotPromised(f"the profile does not offer {', '.join(missing)}")
 
     def require_pauses(self, *modes: pb.PauseMode.ValueType) -> None:
         self.require(pb.ADMIN_OPERATION_KIND_PAUSE, pb.ADMIN_OPERATION_KIND_RESUME)
         for mode in modes:
             if mode not in self.profile.pause_modes:
                 name = named(pb.PauseMode, mode).removeprefix("PAUSE_MODE_").lower()
-                raise NotApplicable(f"the profile does not offer pause mode {name}")
+                raise NotPromised(f"the profile does not offer pause mode {name}")
 
     def pause(self, **fields: Any) -> pb.PauseRequest:
         """In the first mode that is offered."""
         self.require_pauses()
         if not self.profile.pause_modes:
-            raise NotApplicable("the profile offers no pause mode")
+            raise NotPromised("the profile offers no pause mode")
         return self.orders.pause(self.profile.pause_modes[0], **fields)
 
     def flush(self, **fields: Any) -> pb.FlushCachesRequest:
@@ -159,7 +171,7 @@ class Trial:
             return self.pause(**fields)
         if self.offers(pb.ADMIN_OPERATION_KIND_FLUSH_CACHES):
             return self.flush(**fields)
-        raise NotApplicable("the profile offers neither pause nor flush_caches")
+        raise NotPromised("the profile offers neither pause nor flush_caches")
 
     # ---- state ----
 
@@ -271,6 +283,18 @@ class Trial:
             await self._way_back.take()
         except NotHeld as failed:
             raise Unsettled(str(failed)) from failed
+
+
+_HINTS = {
+    grpc.StatusCode.UNIMPLEMENTED: "there is no OpenEngineAdmin; is this the admin listener?",
+    grpc.StatusCode.UNAUTHENTICATED: "it asks for a token: --token-file",
+    grpc.StatusCode.PERMISSION_DENIED: "this token may not administer it",
+}
+
+
+def _why_refused(refusal: Refusal) -> str:
+    hint = _HINTS.get(refusal.code)
+    return f"GetAdminProfile: {refusal}{f'; {hint}' if hint else ''}"
 
 
 def state_of(profile: pb.AdminProfile) -> dict[str, Any]:

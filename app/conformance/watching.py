@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from app.conformance.case import NotApplicable, NotHeld
+from app.conformance.case import NotHeld, NotPromised
 
 _S = health_pb2.HealthCheckResponse.ServingStatus
 
@@ -35,5 +35,5 @@ class HealthWatch:
         except grpc.aio.AioRpcError as error:
             # The health protocol leaves it to a server whether it can be watched.
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise NotApplicable("health can be asked for, but not watched") from error
+                raise NotPromised("health can be asked for, but not watched") from error
             raise NotHeld(f"{wanted} {when}", error.code().name) from error

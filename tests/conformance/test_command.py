@@ -67,7 +67,7 @@ async def test_a_right_engine_gives_0_and_a_report(tmp_path: Path) -> None:
             *addresses(double), "--case", "retry.*", "--case", "restart.*", "--junit", str(report)
         )
     assert done.code == 0, done.out
-    assert "Not proven by this run:" in done.out
+    assert "NOT PROVEN by this run, for want of an option:" in done.out
     assert "restart.keys-are-kept" in done.out
     suite = ElementTree.parse(report).getroot()
     assert suite.get("failures") == "0"

@@ -9,13 +9,15 @@ from typing import Any
 import grpc
 import pytest
 
-from app.conformance.case import Case, NotHeld, Verdict
+from app.conformance.case import Case, Lack, NotApplicable, NotHeld, NotPromised, Verdict
 from app.conformance.catalogue import catalogue, chosen
+from app.conformance.hook import HookFailed
 from app.conformance.suite import run_suite
 from app.conformance.trial import TargetRefused, Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from tests.conformance.faulty import Fault, turned_down
 from tests.conformance.judging import ids_of, judged, options_for, paced_engine
+from tests.conformance.paced_engine import PacedEngine
 from tests.enginekit.client import client_of, until
 
 pytestmark = pytest.mark.anyio
@@ -141,3 +143,65 @@ async def test_an_answer_that_is_none_of_the_schema_is_no_pass(tmp_path: Path) -
         fault.double = double
         with pytest.raises(TargetRefused, match="77"):
             await judged(options_for(double))
+
+
+async def fails_otherwise(_trial: Trial) -> None:
+    raise ZeroDivisionError("of the suite's own")
+
+
+async def is_not_promised(_trial: Trial) -> None:
+    raise NotPromised("it is not offered")
+
+
+async def is_not_reached(_trial: Trial) -> None:
+    raise NotApplicable("it ended too soon")
+
+
+async def times_out(_trial: Trial) -> None:
+    raise TimeoutError
+
+
+async def holds(_trial: Trial) -> None:
+    return
+
+
+async def test_a_verdict_is_what_a_case_ends_with(tmp_path: Path) -> None:
+    """Nothing that goes wrong in the suite itself is ever a pass."""
+    runs = (fails_otherwise, is_not_promised, is_not_reached, times_out, holds)
+    async with paced_engine(tmp_path) as double:
+        report = await run_suite([case(run) for run in runs], options_for(double))
+    assert [(one.verdict, one.lack) for one in report.findings] == [
+        (Verdict.FAIL, None),
+        (Verdict.NOT_APPLICABLE, Lack.NOT_PROMISED),
+        (Verdict.NOT_APPLICABLE, Lack.NOT_REACHED),
+        (Verdict.FAIL, None),
+        (Verdict.PASS, None),
+    ]
+
+
+async def stops_a_rank(trial: Trial) -> None:
+    await trial.fault("stop-rank", "0")
+
+
+async def kills_a_rank(trial: Trial) -> None:
+    await trial.fault("kill-rank", "0")
+
+
+class DeclinesAll:
+    async def run(self, *words: str) -> None:
+        if words[0] != "restart":
+            raise HookFailed(f"ended with code 1 at {' '.join(words)}", declined=True)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_the_only_rank_need_not_be_stopped(ranks: int, tmp_path: Path) -> None:
+    async with paced_engine(tmp_path, make_engine=lambda: PacedEngine(world_size=ranks)) as double:
+        options = options_for(double, hook=DeclinesAll())
+        report = await run_suite([case(stops_a_rank), case(kills_a_rank)], options)
+    stopped, killed = report.findings
+    assert killed.verdict is Verdict.FAIL
+    if ranks == 1:
+        assert stopped.lack is Lack.NOT_REACHED
+        assert "does not stop it" in stopped.reason
+    else:
+        assert stopped.verdict is Verdict.FAIL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from app.conformance.case import Case, Need, NotApplicable, case, expect
+from app.conformance.case import Case, Need, NotApplicable, NotGiven, case, expect
 from app.conformance.client import brief
 from app.conformance.connection import Metadata, bearer
 from app.conformance.record import Refusal
@@ -82,7 +82,7 @@ async def refused(trial: Trial) -> None:
 async def inference_required(trial: Trial) -> None:
     assert trial.options.inference is not None
     if trial.options.inference.token is None:
-        raise NotApplicable("no inference token was given: no credential is in play there")
+        raise NotGiven("no inference token was given: no credential is in play there")
     for metadata in ((), bearer("no.such.token")):
         asked = trial.traffic.ask(4, metadata=metadata)
         await asked.over(trial.patience_s, "without a valid credential")
@@ -101,7 +101,7 @@ async def of_inference(trial: Trial) -> None:
     assert trial.options.inference is not None
     token = trial.options.inference.token
     if token is None or token == trial.options.admin.token:
-        raise NotApplicable("no inference token of its own was given")
+        raise NotGiven("no inference token of its own was given")
     await _kept_out(trial, bearer(token), *_DENIED)
 
 

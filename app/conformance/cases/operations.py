@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from app.conformance.case import Case, Need, NotApplicable, case, expect
+from app.conformance.case import Case, Need, NotPromised, case, expect
 from app.conformance.client import brief, completed_of, ends_with
 from app.conformance.orders import named
 from app.conformance.record import Refusal, kind_of
@@ -120,7 +120,7 @@ def _drain_is_cancellable(trial: Trial) -> bool:
 async def cancel_drain(trial: Trial) -> None:
     trial.require_pauses(pb.PAUSE_MODE_DRAIN)
     if not _drain_is_cancellable(trial):
-        raise NotApplicable("the profile does not offer to cancel a pause")
+        raise NotPromised("the profile does not offer to cancel a pause")
     async with trial.draining() as (stream, operation_id, generation):
         answer = await trial.client.answered(
             pb.CancelAdminOperationRequest(operation_id=operation_id)
@@ -153,7 +153,7 @@ async def cancel_drain(trial: Trial) -> None:
 async def cancel_not_offered(trial: Trial) -> None:
     trial.require_pauses(pb.PAUSE_MODE_DRAIN)
     if _drain_is_cancellable(trial):
-        raise NotApplicable("the profile offers to cancel a pause")
+        raise NotPromised("the profile offers to cancel a pause")
     async with trial.draining() as (stream, operation_id, generation):
         wanted = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED)
         request = pb.CancelAdminOperationRequest(operation_id=operation_id)

@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 
-from app.conformance.case import Case, Need, NotApplicable, case, expect
+from app.conformance.case import Case, Need, NotPromised, case, expect
 from app.conformance.client import brief, completed_of
 from app.conformance.orders import named
 from app.conformance.traffic import STILL_S, Generation, too_short
@@ -142,7 +142,7 @@ async def _let_in(trial: Trial, held: Generation) -> None:
 async def hold(trial: Trial) -> None:
     trial.require_pauses()
     if HOLD not in trial.profile.new_requests:
-        raise NotApplicable("the profile does not offer to hold new requests")
+        raise NotPromised("the profile does not offer to hold new requests")
     for fields in ({}, {"new_requests": HOLD}):
         async with trial.paused(**fields):
             held = trial.traffic.ask(_TOKENS)
@@ -163,7 +163,7 @@ async def hold(trial: Trial) -> None:
 async def refuse(trial: Trial) -> None:
     trial.require_pauses()
     if REFUSE not in trial.profile.new_requests:
-        raise NotApplicable("the profile does not offer to refuse new requests")
+        raise NotPromised("the profile does not offer to refuse new requests")
     async with trial.paused(new_requests=REFUSE):
         turned_back = trial.traffic.ask(_TOKENS)
         await turned_back.over(trial.patience_s, "while admission is closed")
@@ -182,7 +182,7 @@ async def refuse(trial: Trial) -> None:
 async def hold_limit(trial: Trial) -> None:
     trial.require_pauses()
     if HOLD not in trial.profile.new_requests:
-        raise NotApplicable("the profile does not offer to hold new requests")
+        raise NotPromised("the profile does not offer to hold new requests")
     async with trial.paused(hold_limit_ms=300):
         held = trial.traffic.ask(_TOKENS)
         await held.over(trial.patience_s, "at the end of its hold limit")

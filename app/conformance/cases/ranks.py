@@ -67,8 +67,8 @@ async def killed_while_draining(trial: Trial) -> None:
 
 @case(
     "rank.stopped",
-    "An order to an engine one of whose ranks does not answer fails within its deadline and names"
-    " the rank.",
+    "An order to an engine one of whose ranks does not answer fails once its deadline has passed,"
+    " and names the rank.",
     Need.HOOK,
 )
 async def stopped(trial: Trial) -> None:
@@ -120,8 +120,8 @@ async def killed_in_update(trial: Trial) -> None:
 
 @case(
     "rank.stopped-at-an-update",
-    "An update to an engine one of whose ranks does not answer fails within its deadline and names"
-    " the rank; the version does not move, or the weights are said not to be valid.",
+    "An update to an engine one of whose ranks does not answer fails once its deadline has passed,"
+    " and names the rank; the version does not move, or the weights are said not to be valid.",
     Need.HOOK,
     Need.DESTRUCTIVE,
     Need.WEIGHTS,

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from app.conformance import sources
-from app.conformance.case import Case, NotApplicable, case, expect
+from app.conformance.case import Case, NotApplicable, NotPromised, case, expect
 from app.conformance.client import brief
 from app.conformance.orders import UNKNOWN_NUMBER, named
 from app.conformance.record import Refusal
@@ -85,7 +85,7 @@ async def _all_refused(trial: Trial, requests: Iterator[Any], *codes: grpc.Statu
         async with trial.unchanged(f"the refused {brief(request) or 'order'}"):
             await trial.client.refused(request, *codes)
     if not tried:
-        raise NotApplicable("the profile offers no order with a selector")
+        raise NotPromised("the profile offers no order with a selector")
 
 
 @case(
@@ -160,7 +160,7 @@ def _others(enum: Any, offered: Any) -> list[Any]:
 async def not_offered(trial: Trial) -> None:
     requests = list(_not_offered(trial))
     if not requests:
-        raise NotApplicable("the profile offers every value of every selector")
+        raise NotPromised("the profile offers every value of every selector")
     await _all_refused(trial, iter(requests), grpc.StatusCode.UNIMPLEMENTED)
 
 
@@ -209,7 +209,7 @@ async def model(trial: Trial) -> None:
 )
 async def model_required(trial: Trial) -> None:
     if len(trial.profile.models) < 2:
-        raise NotApplicable("the engine serves one model")
+        raise NotPromised("the engine serves one model")
     request = trial.order()
     request.ClearField("whole_engine")
     async with trial.unchanged("an order that names no model"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from app.conformance.case import Case, Need, NotApplicable, case, expect
+from app.conformance.case import Case, Need, NotPromised, case, expect
 from app.conformance.cases.resources import reopened, restorable
 from app.conformance.client import brief, described, ends_with
 from app.conformance.orders import named
@@ -57,7 +57,7 @@ async def closes(trial: Trial) -> None:
 async def staged(trial: Trial) -> None:
     policies = dict(restorable(trial))
     if len(policies) < 2:
-        raise NotApplicable("the profile offers fewer than two resources to restore")
+        raise NotPromised("the profile offers fewer than two resources to restore")
     held: list[Any] = []
     for kind, policy in policies.items():
         order = trial.orders.release(resources=[kind], content=policy)
@@ -111,7 +111,7 @@ async def _running(
     kind, policy = restorable(trial)[0]
     if rule not in trial.profile.drain_rules:
         name = named(pb.DrainRule, rule).removeprefix("DRAIN_RULE_").lower()
-        raise NotApplicable(f"the profile does not offer drain rule {name}")
+        raise NotPromised(f"the profile does not offer drain rule {name}")
     async with trial.traffic.running(seconds) as running:
         if running.end is not None:
             raise too_short()
@@ -184,7 +184,7 @@ async def discard_under_keep(trial: Trial) -> None:
     trial.require_pauses(pb.PAUSE_MODE_KEEP)
     kinds = [one.kind for one in trial.profile.resources if DISCARD in one.content]
     if not kinds:
-        raise NotApplicable("the profile offers no release that discards")
+        raise NotPromised("the profile offers no release that discards")
     async with trial.traffic.running(LONG_S) as running:
         await trial.client.completed(trial.orders.pause(pb.PAUSE_MODE_KEEP))
         if running.end is not None:
@@ -208,7 +208,7 @@ async def discarded_weights(trial: Trial) -> None:
     trial.require(pb.ADMIN_OPERATION_KIND_RELEASE_RESOURCES)
     offered = [one for one in trial.profile.resources if one.kind == WEIGHTS]
     if not offered or DISCARD not in offered[0].content:
-        raise NotApplicable("the profile does not offer to discard weights")
+        raise NotPromised("the profile does not offer to discard weights")
     order = trial.orders.release(resources=[WEIGHTS], content=DISCARD)
     await trial.client.completed(order)
     await _restored(trial, WEIGHTS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from app.conformance.case import Case, Need, NotApplicable, case, expect
+from app.conformance.case import Case, Need, NotPromised, case, expect
 from app.conformance.client import brief
 from app.conformance.orders import named
 from app.conformance.trial import Trial
@@ -31,7 +31,7 @@ def restorable(trial: Trial) -> list[tuple[Any, Any]]:
         if (support.kind, policy) != (pb.RESOURCE_KIND_WEIGHTS, pb.CONTENT_POLICY_DISCARD)
     ]
     if not found:
-        raise NotApplicable("nothing that can be released can be restored without an update")
+        raise NotPromised("nothing that can be released can be restored without an update")
     return found
 
 
@@ -140,7 +140,7 @@ async def epoch(trial: Trial) -> None:
 async def answers(trial: Trial) -> None:
     preserved = [one for one in restorable(trial) if one[1] == pb.CONTENT_POLICY_PRESERVE]
     if not preserved:
-        raise NotApplicable("the profile offers no release that preserves")
+        raise NotPromised("the profile offers no release that preserves")
     before = trial.traffic.ask(_TOKENS)
     await before.over(trial.patience_s, "while admission is open")
     for kind, policy in preserved:

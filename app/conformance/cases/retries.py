@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from app.conformance.case import Case, NotApplicable, case, expect
+from app.conformance.case import Case, NotPromised, case, expect
 from app.conformance.client import completed_of
 from app.conformance.record import Told
 from app.conformance.trial import Trial
@@ -123,7 +123,7 @@ async def another_connection(trial: Trial) -> None:
 )
 async def moved_on(trial: Trial) -> None:
     if not trial.offers(pb.ADMIN_OPERATION_KIND_PAUSE):
-        raise NotApplicable("the profile offers no order that surely moves the revision")
+        raise NotPromised("the profile offers no order that surely moves the revision")
     revision = (await trial.client.profile()).revision
     request = trial.pause(expected_revision=revision)
     first = await trial.client.told(request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.conformance.case import Case, Need, NotApplicable, case, expect
+from app.conformance.case import Case, Need, NotPromised, case, expect
 from app.conformance.client import brief
 from app.conformance.orders import named
 from app.conformance.trial import Trial
@@ -13,7 +13,7 @@ def _require(trial: Trial, field: pb.ReconfigurableField.ValueType) -> None:
     trial.require(pb.ADMIN_OPERATION_KIND_RECONFIGURE_SERVING)
     if field not in trial.profile.reconfigurable:
         name = named(pb.ReconfigurableField, field).removeprefix("RECONFIGURABLE_FIELD_").lower()
-        raise NotApplicable(f"the profile does not offer to reconfigure {name}")
+        raise NotPromised(f"the profile does not offer to reconfigure {name}")
 
 
 @case(

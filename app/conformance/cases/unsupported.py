@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from app.conformance.case import Case, NotApplicable, case, expect
+from app.conformance.case import Case, NotPromised, case, expect
 from app.conformance.client import UNARY
 from app.conformance.orders import STREAMED, name_of
 from app.conformance.record import Refusal
@@ -24,7 +24,7 @@ _OPERATIONS = (*STREAMED, pb.ADMIN_OPERATION_KIND_PROFILE)
 async def operations(trial: Trial) -> None:
     absent = [kind for kind in _OPERATIONS if not trial.offers(kind)]
     if not absent:
-        raise NotApplicable("the profile offers every operation")
+        raise NotPromised("the profile offers every operation")
     for kind in absent:
         async with trial.unchanged(f"{name_of(kind)}, which is not offered"):
             await trial.client.refused(trial.orders.whole(kind), UNIMPLEMENTED)
@@ -36,7 +36,7 @@ async def operations(trial: Trial) -> None:
 )
 async def stop_profile(trial: Trial) -> None:
     if trial.offers(pb.ADMIN_OPERATION_KIND_PROFILE):
-        raise NotApplicable("the profile offers profiling")
+        raise NotPromised("the profile offers profiling")
     async with trial.unchanged("stop_profile, which is not offered"):
         await trial.client.refused(trial.orders.stop_profile("profile"), UNIMPLEMENTED)
 
@@ -62,7 +62,7 @@ async def adapters(trial: Trial) -> None:
     }
     absent = {kind: asked for kind, asked in requests.items() if not trial.offers(kind)}
     if not absent:
-        raise NotApplicable("the profile offers adapters")
+        raise NotPromised("the profile offers adapters")
     for kind, (method, request) in absent.items():
         async with trial.unchanged(f"{name_of(kind)}, which is not offered"):
             answer = await trial.client.of_control(method, request)

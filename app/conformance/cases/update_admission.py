@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from app.conformance.case import Case, Need, NotApplicable, case, expect
+from app.conformance.case import Case, Need, NotPromised, case, expect
 from app.conformance.client import Stream, brief, completed_of, ends_with
 from app.conformance.orders import named
 from app.conformance.placing import Way
@@ -178,7 +178,7 @@ async def cancel(trial: Trial) -> None:
         support.kind == pb.ADMIN_OPERATION_KIND_UPDATE_WEIGHTS and support.cancellable
         for support in trial.profile.operations
     ):
-        raise NotApplicable("the profile does not offer to cancel an update")
+        raise NotPromised("the profile does not offer to cancel an update")
     before = (await trial.client.profile()).state
     async with _in_the_midst(trial, request, LONG_S) as (stream, running):
         first = await stream.first()
@@ -200,7 +200,7 @@ async def counts(trial: Trial) -> None:
     for policy in (pb.CACHE_POLICY_FLUSH, pb.CACHE_POLICY_KEEP):
         if policy not in offered:
             name = named(pb.CachePolicy, policy)
-            raise NotApplicable(f"the profile does not offer cache policy {name}")
+            raise NotPromised(f"the profile does not offer cache policy {name}")
     for policy, wanted in (
         (pb.CACHE_POLICY_FLUSH, 0),
         (pb.CACHE_POLICY_KEEP, 1),

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from app.conformance import sources
-from app.conformance.case import Case, Need, NotApplicable, case, expect
+from app.conformance.case import Case, Need, NotPromised, case, expect
 from app.conformance.client import completed_of
 from app.conformance.placing import Way
 from app.conformance.tensors import altered, files_of
@@ -221,7 +221,7 @@ async def damaged(trial: Trial) -> None:
 async def nobody_joins(trial: Trial) -> None:
     trial.require(pb.ADMIN_OPERATION_KIND_UPDATE_WEIGHTS)
     if pb.WEIGHT_SOURCE_KIND_DISTRIBUTED not in trial.profile.weight_sources:
-        raise NotApplicable("the profile does not offer updates from distributed")
+        raise NotPromised("the profile does not offer updates from distributed")
     group = sources.distributed(trial.profile.world_size)
     request = trial.orders.load(distributed=group, deadline_ms=3_000)
     await trial.stock.turned_away(request)
