@@ -43,6 +43,9 @@ def demo(
         Path | None,
         typer.Option(help="Hugging Face Llama checkpoint; else a small one made at first start."),
     ] = None,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, help="Ranks that divide the engine's model, each a process.")
+    ] = 2,
 ) -> None:
     """Run a token issuer, an engine and a gateway on this machine until Ctrl-C."""
     # It brings grpc with it, which the other verbs do without.
@@ -55,6 +58,7 @@ def demo(
         traffic=traffic,
         step_delay_ms=step_delay_ms,
         checkpoint=checkpoint,
+        ranks=tensor_parallel_size,
     )
     print("Starting issuer, engine and gateway ...", flush=True)
     try:
@@ -73,6 +77,12 @@ def welcome(running: Running) -> str:
         f' -H "Idempotency-Key: $(date +%s%N)" -d \'{{"mode":"drain"}}\''
         f" {url}/v1/engines/{engine}/pause"
     )
+    update = ""
+    if running.next_weights is not None:
+        update = (
+            f"\n  chadburn update-weights {engine} --disk {shlex.quote(running.next_weights)}"
+            f" \\\n    --weight-version v2 --pause drain --wait"
+        )
     return f"""
 Chadburn is ready at {url}
   engine {engine}: inference {running.inference_address}, admin {running.admin_address}
@@ -85,7 +95,7 @@ Follow the events:
 Or, in this folder:
   chadburn generate "the bridge rings"
   chadburn pause {engine} --mode drain --wait
-  chadburn resume {engine} --wait
+  chadburn resume {engine} --wait{update}
 Ctrl-C ends everything."""
 
 

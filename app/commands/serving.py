@@ -55,6 +55,10 @@ def engine(
         Path | None,
         typer.Option(help="Hugging Face Llama checkpoint; else a small one made at first start."),
     ] = None,
+    next_weights: Annotated[
+        Path | None,
+        typer.Option(help="Also make a second small one below this folder, to update to."),
+    ] = None,
     inference_address: Annotated[
         str, typer.Option(help="host:port (0: a free one) or unix:/path.")
     ] = "127.0.0.1:8767",
@@ -159,6 +163,7 @@ def engine(
             "admin_address": served.admin_address,
             "instance_id": served.instance_id,
             "model": served.model_name,
+            "next_weights": served.next_weights,
         }
         print(
             f"chadburn: engine with {served.model_name}: inference {served.inference_address},"
@@ -176,6 +181,7 @@ def engine(
     settings = EngineSettings(
         data_dir=data_dir,
         checkpoint=checkpoint,
+        next_weights=next_weights,
         model_name=model_name,
         weight_version=weight_version,
         weights_roots=tuple(weights_root or ()),

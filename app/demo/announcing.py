@@ -20,13 +20,15 @@ RETRY_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """Everything that answers now; `tokens` by role."""
+    """Everything that answers now; `tokens` by role. `next_weights`: a folder with other weights
+    for the engine's model."""
 
     base_url: str
     issuer: str
     engine: str
     inference_address: str
     admin_address: str
+    next_weights: str | None = None
     tokens: Mapping[str, str] = field(repr=False)
     secret: str = field(repr=False)
     folder: Folder
@@ -39,6 +41,7 @@ class Running:
             "engine": self.engine,
             "inference_address": self.inference_address,
             "admin_address": self.admin_address,
+            "next_weights": self.next_weights,
             "tokens": dict(self.tokens),
             "data_dir": str(self.folder.path.absolute()),
         }

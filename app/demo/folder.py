@@ -46,6 +46,11 @@ class Folder:
         return self.path / "adapters"
 
     @property
+    def weights(self) -> Path:
+        """From here the engine reads new weights."""
+        return self.path / "weights"
+
+    @property
     def lock(self) -> Path:
         return self.path / "demo.lock"
 

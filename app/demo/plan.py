@@ -15,6 +15,8 @@ ADMIN_AUDIENCE = "chadburn-admin"
 INFERENCE_AUDIENCE = "chadburn-inference"
 ENGINE_AUDIENCE = "chadburn-engine-admin"
 CREDENTIAL = "demo-engine"
+# Where a trainer on this machine may be met.
+RENDEZVOUS = f"{HOST}:29500-29599"
 TOKEN_TTL_S = 12 * 3600
 
 
@@ -54,7 +56,8 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`traffic`: generations kept running. `ready_file`: a copy of the one in `data_dir`."""
+    """`traffic`: generations kept running. `ready_file`: a copy of the one in `data_dir`. `ranks`:
+    processes that divide the engine's model."""
 
     data_dir: Path
     port: int = DEFAULT_PORT
@@ -62,6 +65,7 @@ class Plan:
     traffic: int = 0
     step_delay_ms: int = 40
     checkpoint: Path | None = None
+    ranks: int = 2
 
 
 def check_packages() -> None:

@@ -21,6 +21,7 @@ from app.demo.plan import (
     ENGINE_AUDIENCE,
     HOST,
     INFERENCE_AUDIENCE,
+    RENDEZVOUS,
     DemoRefused,
     Plan,
     Ports,
@@ -106,6 +107,7 @@ async def _start(plan: Plan, folder: Folder, ports: Ports, children: Children) -
         engine=name,
         inference_address=engine["inference_address"],
         admin_address=engine["admin_address"],
+        next_weights=engine["next_weights"],
         tokens=tokens,
         secret=secret,
         folder=folder,
@@ -136,6 +138,7 @@ async def _start_engine(
 ) -> Mapping[str, Any]:
     path = _fresh(folder, "engine")
     folder.adapters.mkdir(mode=0o700, exist_ok=True)
+    folder.weights.mkdir(mode=0o700, exist_ok=True)
     arguments = [
         "engine",
         f"--data-dir={path.parent}",
@@ -146,11 +149,17 @@ async def _start_engine(
         f"--admin-audience={ENGINE_AUDIENCE}",
         f"--step-delay-ms={plan.step_delay_ms}",
         f"--lora-root={folder.adapters}",
+        f"--tensor-parallel-size={plan.ranks}",
+        "--weight-version=v1",
+        f"--weights-root={folder.weights}",
+        f"--rendezvous-allow={RENDEZVOUS}",
         f"--ready-file={path}",
         *_TIED,
     ]
     if plan.checkpoint is not None:
         arguments.append(f"--checkpoint={plan.checkpoint}")
+    else:
+        arguments.append(f"--next-weights={folder.weights}")
     await children.start("engine", arguments)
     return await children.said(path)
 

@@ -51,6 +51,11 @@ def arguments() -> argparse.ArgumentParser:
     )
     add("--max-loras", type=int, default=8, help="adapters that are loaded at once")
     add("--seed", type=int, default=0, help="decides the weights of the small checkpoint")
+    add(
+        "--next-weights",
+        type=Path,
+        help="also make a second small checkpoint below this folder, to update to",
+    )
     add("--inference-address", default="127.0.0.1:0", help="host:port or unix:/path")
     add("--admin-address", default="127.0.0.1:0", help="host:port or unix:/path")
     add("--issuer", help="whose tokens are taken, with both audiences")
@@ -83,6 +88,7 @@ def settings_of(given: argparse.Namespace) -> EngineSettings:
         data_dir=given.data_dir,
         checkpoint=given.model,
         seed=given.seed,
+        next_weights=given.next_weights,
         model_name=given.model_name,
         weight_version=given.weight_version,
         weights_roots=tuple(given.weights_root),

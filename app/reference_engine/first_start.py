@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from app.reference_engine.errors import StartupFailed
@@ -17,16 +18,18 @@ def tiny_checkpoint_path(parent: Path, seed: int) -> Path:
     return parent / f"tiny-llama-{_RECIPE}-{seed}"
 
 
-async def find_or_make_tiny_checkpoint(parent: Path, seed: int, deadline_s: float) -> Path:
-    """The small checkpoint's folder, made by a process that ends with it: it takes torch, which
-    the front end does not load. Raises StartupFailed with that process's last line."""
-    path = tiny_checkpoint_path(parent, seed)
-    if path.is_dir():
-        return path
+async def find_or_make_tiny_checkpoints(
+    wanted: Sequence[tuple[Path, int]], deadline_s: float
+) -> list[Path]:
+    """The folders of small checkpoints, each below a parent and of a seed, made by a process that
+    ends with it: it takes torch, which the front end does not load. Raises StartupFailed with that
+    process's last line."""
+    paths = [tiny_checkpoint_path(parent, seed) for parent, seed in wanted]
+    if all(path.is_dir() for path in paths):
+        return paths
     making = await asyncio.create_subprocess_exec(
         *own_module("app.reference_engine.tiny_model"),
-        str(parent),
-        str(seed),
+        *(str(part) for one in wanted for part in one),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
@@ -46,4 +49,4 @@ async def find_or_make_tiny_checkpoint(parent: Path, seed: int, deadline_s: floa
     if making.returncode != 0:
         last = said.decode(errors="replace").strip().splitlines()[-1:]
         raise StartupFailed(f"no small checkpoint could be made: {''.join(last)}")
-    return path
+    return paths

@@ -28,7 +28,7 @@ from app.enginekit.server import (
 from app.reference_engine.adapter_sources import AdapterPolicy
 from app.reference_engine.engine import Engine
 from app.reference_engine.errors import CannotServe
-from app.reference_engine.first_start import find_or_make_tiny_checkpoint
+from app.reference_engine.first_start import find_or_make_tiny_checkpoints
 from app.reference_engine.intake import Intake
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.processes import WORKER
@@ -70,20 +70,22 @@ class EngineSettings:
     """How to run an engine. Addresses are ``host:port`` (port 0: any free one) or ``unix:/path``.
 
     Without ``checkpoint`` a small one is made below ``data_dir`` at the first start; ``seed``
-    decides its weights. Updates may read files below ``weights_roots``, and meet trainers where
-    ``rendezvous_rules`` say; without any, none. Adapters lie below ``lora_roots``, and
-    ``max_loras`` of them may be loaded at once. Without ``tokens`` both listeners must be local and
-    ``insecure_loopback`` be said. ``model_name`` None: the checkpoint folder's name, or
-    TINY_MODEL_NAME. A rank is lost when its process ends, when it says nothing for
-    ``rank_timeout_s``, when an order takes it longer than ``order_deadline_s`` or a step longer
-    than ``step_deadline_s``; then all are started again, as ``recovery`` says. Each is a process
-    that runs the module ``worker``. Profiles are kept in ``profile_root``, None: the folder
-    ``profiles`` below ``data_dir``; nothing ever removes them.
+    decides its weights. Then another one for the same model is made below ``next_weights``, if that
+    is said, so that there is something to update to. Updates may read files below
+    ``weights_roots``, and meet trainers where ``rendezvous_rules`` say; without any, none. Adapters
+    lie below ``lora_roots``, and ``max_loras`` of them may be loaded at once. Without ``tokens``
+    both listeners must be local and ``insecure_loopback`` be said. ``model_name`` None: the
+    checkpoint folder's name, or TINY_MODEL_NAME. A rank is lost when its process ends, when it says
+    nothing for ``rank_timeout_s``, when an order takes it longer than ``order_deadline_s`` or a
+    step longer than ``step_deadline_s``; then all are started again, as ``recovery`` says. Each is
+    a process that runs the module ``worker``. Profiles are kept in ``profile_root``, None: the
+    folder ``profiles`` below ``data_dir``; nothing ever removes them.
     """
 
     data_dir: Path
     checkpoint: Path | None = None
     seed: int = 0
+    next_weights: Path | None = None
     model_name: str | None = None
     weight_version: str | None = None
     weights_roots: tuple[Path, ...] = ()
@@ -111,13 +113,15 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedEngine:
-    """An engine that answers. Addresses as bound, with their real ports."""
+    """An engine that answers. Addresses as bound, with their real ports. ``next_weights``: the
+    folder of the second small checkpoint, where one was wanted."""
 
     inference_address: str
     admin_address: str
     instance_id: str
     model_name: str
     rank_pids: tuple[int, ...]
+    next_weights: str | None = None
 
 
 def run_engine(
@@ -180,7 +184,7 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
             raise CannotServe(f"no directory of adapters at {root}")
     if settings.max_loras < 1:
         raise CannotServe("max_loras must be positive")
-    checkpoint = await _checkpoint(settings)
+    checkpoint, other = await _checkpoints(settings)
     engine = await Engine.start(
         checkpoint,
         settings.core,
@@ -225,6 +229,7 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         instance_id=server.instance_id,
         model_name=name,
         rank_pids=engine.pids,
+        next_weights=None if other is None else str(other),
     )
 
 
@@ -238,16 +243,19 @@ async def _recovering(recovery: Recovery) -> AsyncIterator[None]:
         await asyncio.wait({task})
 
 
-async def _checkpoint(settings: EngineSettings) -> Path:
+async def _checkpoints(settings: EngineSettings) -> tuple[Path, Path | None]:
+    """What to serve, and other weights for it."""
     if settings.checkpoint is not None:
-        return settings.checkpoint
+        return settings.checkpoint, None
     try:
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise CannotServe(f"{settings.data_dir}: {error.strerror}") from error
-    return await find_or_make_tiny_checkpoint(
-        settings.data_dir / "models", settings.seed, settings.startup_deadline_s
-    )
+    wanted = [(settings.data_dir / "models", settings.seed)]
+    if settings.next_weights is not None:
+        wanted.append((settings.next_weights, settings.seed + 1))
+    found = await find_or_make_tiny_checkpoints(wanted, settings.startup_deadline_s)
+    return found[0], found[1] if len(found) > 1 else None
 
 
 async def _verifier(

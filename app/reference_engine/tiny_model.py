@@ -158,4 +158,5 @@ def _is_shown(tokenizer: Tokenizer, token: int, words: set[str]) -> bool:
 
 
 if __name__ == "__main__":
-    ensure_tiny_checkpoint(Path(sys.argv[1]), int(sys.argv[2]))
+    for parent, seed in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        ensure_tiny_checkpoint(Path(parent), int(seed))

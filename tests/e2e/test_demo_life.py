@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shlex
 import shutil
 import signal
 import stat
@@ -42,7 +43,8 @@ def claims(token: str) -> dict[str, Any]:
 def test_the_ready_file_has_all_that_is_needed_and_is_private(demo: Demo) -> None:
     ready = demo.ready
     assert set(ready) == {
-        "base_url", "issuer", "engine", "inference_address", "admin_address", "tokens", "data_dir",
+        "base_url", "issuer", "engine", "inference_address", "admin_address", "next_weights",
+        "tokens", "data_dir",
     }  # fmt: skip
     assert set(ready["tokens"]) == {"operator", "reader", "inference", "engine"}
     assert Path(ready["data_dir"]) == demo.folder / "data"
@@ -98,6 +100,12 @@ def read(ready: dict[str, Any], rest: str = "") -> dict[str, Any]:
     return dict(answer.json())
 
 
+def update_line(demo: Demo) -> list[str]:
+    """The arguments of the update that it proposes."""
+    _, _, line = demo.process.said().partition("chadburn update-weights ")
+    return ["update-weights", *shlex.split(line.partition("\nCtrl-C")[0].replace("\\\n", " "))]
+
+
 def test_it_ends_whole_on_ctrl_c_and_comes_back_as_it_was(tmp_path: Path) -> None:
     demo = Demo.begin(tmp_path, "--traffic=2", "--step-delay-ms=5")
     with cleaned(demo.process):
@@ -110,6 +118,11 @@ def test_it_ends_whole_on_ctrl_c_and_comes_back_as_it_was(tmp_path: Path) -> Non
         ):  # the traffic that was asked for
             assert time.monotonic() < until
             time.sleep(0.1)
+        updated = chadburn(*update_line(demo), "--demo-dir=data", "--json", cwd=tmp_path)
+        assert updated.returncode == 0, updated
+        operation = json.loads(updated.stdout)
+        assert [one["rank"] for one in operation["result"]["evidence"]] == [0, 1]
+        assert read(first)["facts"]["weights"]["version"] == "v2"
         assert demo.process.stop(signal.SIGINT) == 0, demo.logs()
     assert gone(family) == set()
     assert not (tmp_path / "ready.json").exists()
