@@ -122,7 +122,7 @@ class Publisher:
                 with self.gateway.stream("GET", f"{path}/events", headers=headers) as stream:
                     for number, kind, event in _events(stream.iter_lines()):
                         headers["last-event-id"] = number
-                        print(f"  {kind:<11}{json.dumps(event.get('data', ''))[:100]}", flush=True)
+                        print(f"  {kind:<11}{json.dumps(event['data'])[:100]}", flush=True)
                 operation = self._checked(self.gateway.get(path))
             except httpx2.TransportError:
                 continue  # the gateway restarts; the operation goes on without it
