@@ -13,6 +13,7 @@ from app.commands.ending import CommandFailed, Exit, usage
 from app.demo.folder import write_json
 from app.demo.plan import ENGINE_AUDIENCE, INFERENCE_AUDIENCE
 from app.domain.errors import ChadburnError, Unavailable
+from app.domain.kinds import EngineRole
 
 EndWithStdin = Annotated[
     bool,
@@ -110,6 +111,26 @@ def engine(
     tensor_parallel_size: Annotated[
         int, typer.Option(min=1, help="Ranks that divide the model, each a process.")
     ] = 1,
+    role: Annotated[
+        EngineRole, typer.Option(help="Prefill or decode alone, or both: aggregated.")
+    ] = EngineRole.AGGREGATED,
+    kv_address: Annotated[
+        str, typer.Option(help="Where decode engines fetch KV from this one: host:port (0: free).")
+    ] = "127.0.0.1:0",
+    kv_peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS[:PORT]",
+            help="KV is fetched from there, an address or a network; else from this machine alone."
+            " Repeatable.",
+        ),
+    ] = None,
+    kv_lease: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that KV is held which nobody fetches.")
+    ] = 60.0,
+    kv_beyond_loopback: Annotated[
+        bool, typer.Option("--kv-beyond-loopback", help="KV may leave this machine, unencrypted.")
+    ] = False,
     kv_blocks: Annotated[
         int | None, typer.Option(min=1, help="Blocks of the KV cache; else room for 16384 tokens.")
     ] = None,
@@ -131,6 +152,7 @@ def engine(
     # Without the extra `engine` everything but this command works.
     from app.enginekit.settings import TlsFiles
     from app.reference_engine.errors import ReferenceEngineError
+    from app.reference_engine.handoff import HandoffSettings
     from app.reference_engine.limits import CoreSettings
     from app.reference_engine.rendezvous import RendezvousRule
     from app.reference_engine.serving import (
@@ -149,6 +171,17 @@ def engine(
         rules = tuple(RendezvousRule.parse(text) for text in rendezvous_allow or ())
     except ValueError as error:
         raise usage(f"--rendezvous-allow: {error}") from error
+    if role is EngineRole.UNKNOWN:
+        raise usage("--role: aggregated, prefill or decode")
+    try:
+        handoff = HandoffSettings(
+            address=kv_address,
+            peers=tuple(kv_peer or ()),
+            lease_s=kv_lease,
+            beyond_loopback=kv_beyond_loopback,
+        )
+    except ValueError as error:
+        raise usage(f"--kv-address, --kv-peer: {error}") from error
 
     def tls(ca: Path | None) -> TlsFiles | None:
         return (
@@ -202,6 +235,8 @@ def engine(
             max_running=max_running,
         ),
         rank_timeout_s=rank_timeout_s,
+        role=role,
+        handoff=handoff,
     )
     try:
         run_engine(settings, ready)

@@ -19,6 +19,7 @@ from app.enginekit.refusals import (
     EngineNotAnswering,
     Internal,
     RoleMismatch,
+    UnknownKvSession,
     UnknownModel,
     UnknownRequest,
     UnsupportedFeature,
@@ -29,6 +30,7 @@ from app.enginekit.runtime import (
     EngineDescription,
     Feature,
     KvEventRuntime,
+    KvSessionRuntime,
     Load,
     Runtime,
     RuntimeFault,
@@ -54,6 +56,10 @@ _ABORTED_BY_CALLER = "aborted by the caller"
 _ABORTED_BY_ADMIN = "aborted by an administrator"
 T = TypeVar("T")
 _H = lifecycle_pb2.HealthState
+_ABORT_STATUS = {
+    AbortOutcome.ABORTED: lifecycle_pb2.AbortStatus.ABORT_STATUS_ABORTED,
+    AbortOutcome.ALREADY_FINISHED: lifecycle_pb2.AbortStatus.ABORT_STATUS_ALREADY_FINISHED,
+}
 
 
 class ControlService(openengine_pb2_grpc.ControlServicer):
@@ -104,6 +110,7 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
                     pipeline_parallel_size=engine.pipeline_parallel_size,
                     data_parallel_size=engine.data_parallel_size,
                 ),
+                kv_connector=self._kv_connector(),
                 schema_revision=SCHEMA_REVISION,
                 minimum_client_revision=SCHEMA_REVISION,
                 schema_release=SCHEMA_RELEASE,
@@ -116,6 +123,11 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
                 ),
                 extra=extra,
             )
+
+    def _kv_connector(self) -> kv_pb2.KvConnectorInfo:
+        if isinstance(self._runtime, KvSessionRuntime):
+            return self._runtime.kv_connector()
+        return kv_pb2.KvConnectorInfo(enabled=False)
 
     async def GetModelInfo(
         self, request: model_pb2.GetModelInfoRequest, context: Any
@@ -149,6 +161,7 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
             timestamp_unix_nanos=nanos(self._now()),
             running_requests=load.running_requests,
             queued_requests=load.queued_requests + self._gate.held,
+            active_kv_sessions=load.active_kv_sessions,
             used_kv_blocks=load.used_kv_blocks,
             total_kv_blocks=load.total_kv_blocks,
             running_tokens=load.running_tokens,
@@ -248,7 +261,7 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
                     self._only_admin("aborting all requests")
                     return await self._abort_all()
                 case "kv_session":
-                    raise UnsupportedFeature("this engine has no KV sessions")
+                    return await self._abort_session(request.kv_session)
                 case _:
                     detail = "name a request, or say all_requests"
                     raise InvalidArgument(detail, faults=(FieldFault("/request_id", detail),))
@@ -268,6 +281,22 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
         if outcome is AbortOutcome.NOT_FOUND:
             raise UnknownRequest("there is no request of that id")
         raise Internal
+
+    async def _abort_session(self, session: kv_pb2.KvSessionRef) -> lifecycle_pb2.AbortResponse:
+        if not isinstance(self._runtime, KvSessionRuntime):
+            raise UnsupportedFeature("this engine has no KV sessions")
+        if not session.session_id:
+            detail = "name a session"
+            fault = FieldFault("/kv_session/session_id", detail)
+            raise InvalidArgument(detail, faults=(fault,))
+        message = _ABORTED_BY_ADMIN if self._admin else _ABORTED_BY_CALLER
+        ending = self._runtime.abort_kv_session(session, message, by_admin=self._admin)
+        outcome = await self._ask(ending, self._timeout_s)
+        if outcome is AbortOutcome.NOT_FOUND:
+            raise UnknownKvSession("there is no KV session of that id")
+        if outcome is AbortOutcome.FAILED:
+            raise Internal
+        return _aborted(_ABORT_STATUS[outcome])
 
     async def _abort_all(self) -> lifecycle_pb2.AbortResponse:
         held = len(self._gate.end_held(None, _ABORTED_BY_ADMIN))

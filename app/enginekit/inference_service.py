@@ -65,6 +65,8 @@ class InferenceService(openengine_pb2_grpc.InferenceServicer):
                     if response.WhichOneof("event") == "finished":
                         outputs -= response.finished.reason in _OWN_END
                         ticket.finished = outputs == 0
+                    elif response.WhichOneof("event") == "prefill_ready":
+                        ticket.finished = True
                     await context.write(response)
         except RequestRefused as refused:
             if not told:

@@ -70,6 +70,10 @@ class UnknownRequest(NotFound):
     reason = "REQUEST_NOT_FOUND"
 
 
+class UnknownKvSession(NotFound):
+    reason = "KV_SESSION_NOT_FOUND"
+
+
 class UnknownModel(NotFound):
     reason = "MODEL_NOT_FOUND"
 

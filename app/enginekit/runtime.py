@@ -197,6 +197,7 @@ class Load:
     waiting_tokens: int = 0
     prefill_batch_size: int = 0
     decode_batch_size: int = 0
+    active_kv_sessions: int | None = None  # held for other engines; None: it holds none ever
     ranks: tuple[RankLoad, ...] = ()
 
 
@@ -406,6 +407,21 @@ class WeightSessionRuntime(Protocol):
     async def stage_chunk(self, order: Order, rank: int, chunk: Chunk) -> None:
         """Put one piece beside the live weights. Asked of all ranks at once, one piece at a time,
         in the order of their indices."""
+
+
+@runtime_checkable
+class KvSessionRuntime(Protocol):
+    """A runtime that hands KV over to other engines, or takes it over (Feature.KV_SESSION)."""
+
+    def kv_connector(self) -> kv_pb2.KvConnectorInfo: ...
+
+    async def abort_kv_session(
+        self, session: kv_pb2.KvSessionRef, message: str, *, by_admin: bool
+    ) -> AbortOutcome:
+        """End a session that is held here, or the request that goes on from it. An administrator
+        names it by its id; from anybody else the reference itself has to prove the right to it,
+        and a session that it does not prove looks like none. Raises RequestRefused, RuntimeFault.
+        """
 
 
 @runtime_checkable

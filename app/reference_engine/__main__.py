@@ -10,10 +10,14 @@ import sys
 from pathlib import Path
 
 from app.auth.tokens.issuers import TokenProfile
+from app.domain.kinds import EngineRole
 from app.reference_engine.errors import ReferenceEngineError
+from app.reference_engine.handoff import HandoffSettings
 from app.reference_engine.limits import DEVICES, CoreSettings
 from app.reference_engine.rendezvous import RendezvousRule
 from app.reference_engine.serving import EngineSettings, ServedEngine, TokenSettings, run_engine
+
+_ROLES = (EngineRole.AGGREGATED, EngineRole.PREFILL, EngineRole.DECODE)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -75,6 +79,15 @@ def arguments() -> argparse.ArgumentParser:
     add("--torch-threads", type=int, help="default: 1 for small models, else torch's own choice")
     add("--tensor-parallel-size", type=int, default=1, help="ranks that divide the model")
     add("--rank-timeout-s", type=float, default=10.0, help="silent for so long, a rank is lost")
+    add("--role", type=EngineRole, choices=_ROLES, default="aggregated")
+    add(
+        "--kv-address",
+        default="127.0.0.1:0",
+        help="host:port to fetch KV from",
+    )
+    add("--kv-peer", action="append", default=[], help="KV is fetched from it; repeatable")
+    add("--kv-lease-s", type=float, default=60.0, help="how long KV is held that nobody fetches")
+    add("--kv-beyond-loopback", action="store_true", help="KV may leave this machine, unencrypted")
     add("--device", choices=DEVICES, default="auto", help="auto: CUDA where there is enough of it")
     add("--stop-grace-s", type=float, default=5.0, help="how long SIGTERM lets requests go on")
     add("--ready-file", type=Path, help="JSON, written once the engine answers")
@@ -103,6 +116,13 @@ def settings_of(given: argparse.Namespace) -> EngineSettings:
         reflection=given.reflection,
         core=CoreSettings(**core),
         rank_timeout_s=given.rank_timeout_s,
+        role=given.role,
+        handoff=HandoffSettings(
+            address=given.kv_address,
+            peers=tuple(given.kv_peer),
+            lease_s=given.kv_lease_s,
+            beyond_loopback=given.kv_beyond_loopback,
+        ),
         stop_grace_s=given.stop_grace_s,
     )
 

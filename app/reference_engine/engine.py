@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -27,6 +27,7 @@ from app.reference_engine.errors import (
     UnknownAdapter,
 )
 from app.reference_engine.group import Group, GroupStart
+from app.reference_engine.handoff_messages import DeliverKv, KvSource
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.processes import WORKER
 from app.reference_engine.tokenizer import Tokenizer
@@ -149,12 +150,20 @@ class Engine:
         """Ids whose end has not been reported yet."""
         return tuple(self._streams)
 
-    async def generate(self, request: m.GenerationRequest) -> AsyncGenerator[m.RequestReport, None]:
-        """The request's reports, the last of which is Finished or Failed.
+    async def generate(
+        self,
+        request: m.GenerationRequest,
+        bring_kv: Callable[[], Awaitable[KvSource]] | None = None,
+    ) -> AsyncGenerator[m.RequestReport, None]:
+        """The request's reports, the last of which is Finished, Failed or Prefilled.
 
         The order log has the request before the iterator suspends for the first time. Closing it
         early ends the request in the engine, and returns when that is done. Raises
         DuplicateRequest, UnknownAdapter, Overloaded or RankLost before the first report.
+
+        ``bring_kv`` goes with ``awaits_kv``: called once the request is in the log, cancelled when
+        the request ends meanwhile. What it raises ends the request; so does OrderRejected, for KV
+        that other weights computed.
         """
         request_id = request.request_id
         if request_id in self._streams:
@@ -171,14 +180,43 @@ class Engine:
                 ended = True
                 self._streams.pop(request_id, None)
                 raise self._refusal(request_id, result)
+            first = (
+                None if bring_kv is None else await self._bring(group, stream, request_id, bring_kv)
+            )
             while not ended:
-                report = await stream.get()
+                report, first = first or await stream.get(), None
                 ended = not isinstance(report, m.Tokens)
                 yield report
         finally:
             if not ended:
                 # Shielded, and remembered by the loop: whoever cancels twice does not undo it.
                 await asyncio.shield(self._abandon(group, request_id, stream))
+
+    async def _bring(
+        self,
+        group: Group,
+        stream: _Stream,
+        request_id: str,
+        bring_kv: Callable[[], Awaitable[KvSource]],
+    ) -> m.RequestReport | None:
+        """Hand the ranks the KV that the request waits for; or, when it has ended before that was
+        there, its last report."""
+        coming = asyncio.ensure_future(bring_kv())
+        ending = asyncio.ensure_future(stream.get())
+        try:
+            await asyncio.wait({coming, ending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # A report that came at the same moment is not lost by cancelling.
+            ending.cancel()
+            coming.cancel()
+            await asyncio.wait({coming, ending})
+        failure = None if coming.cancelled() else coming.exception()
+        if not ending.cancelled():
+            return ending.result()
+        if failure is not None:
+            raise failure
+        await group.order(DeliverKv(request_id, coming.result()))
+        return None
 
     async def abort(self, request_ids: tuple[str, ...] | None, message: str) -> m.Aborted:
         """End the named requests, None: all. Their last reports are out when this returns."""

@@ -177,3 +177,19 @@ class OrderRejected(ReferenceEngineError):
         self.rank = rank
         self.cause = cause
         super().__init__(f"rank {rank} rejected the order: {cause}")
+
+
+class WrongRole(ReferenceEngineError):
+    """A request for an engine of another role: prefill and decode each do their own part."""
+
+
+class KvSessionGone(ReferenceEngineError):
+    """There is no such session of KV, or not any more, or its secret is another one."""
+
+
+class KvTransferFailed(ReferenceEngineError):
+    """KV could not be had, or is of no use here. ``again``: the same request may do better."""
+
+    def __init__(self, message: str, *, again: bool) -> None:
+        super().__init__(message)
+        self.again = again

@@ -10,11 +10,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class KvSource:
-    """KV of ``tokens`` positions from the first one on. ``paths`` of the parts, and the ``weights``
-    (sha256 in hex) with which each was computed, in rank order."""
+class PartFile:
+    """Where a rank's part is. A path can come to mean another file; with its inode it can not."""
 
-    paths: tuple[str, ...]
+    path: str
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """KV of ``tokens`` positions from the first one on: the ``parts``, and the ``weights`` (sha256
+    in hex) with which each was computed, in rank order."""
+
+    parts: tuple[PartFile, ...]
     weights: tuple[str, ...]
     tokens: int
 
@@ -70,9 +78,9 @@ class KvImport:
 
 @dataclass(frozen=True, slots=True)
 class KvExport:
-    """After the step: the first ``tokens`` positions of ``blocks`` to each rank's path."""
+    """After the step: the first ``tokens`` positions of ``blocks`` to each rank's part."""
 
     request_id: str
-    paths: tuple[str, ...]
+    parts: tuple[PartFile, ...]
     tokens: int
     blocks: tuple[int, ...]

@@ -92,8 +92,8 @@ class Holding:
         ]
         for arriving in plan.imports:
             self.check_weights(arriving.source)
-            path = arriving.source.paths[self._rank]
-            read_part(cache, arriving.blocks, arriving.source.tokens, path)
+            part = arriving.source.parts[self._rank]
+            read_part(cache, arriving.blocks, arriving.source.tokens, part)
         with self.around_step():
             rows: Row = model.forward(plan.token_ids, spans, cache).numpy()
         for leaving in plan.exports:
@@ -118,7 +118,7 @@ class Holding:
         written: KvWritten | str
         try:
             size, sha256 = write_part(
-                cache, leaving.blocks, leaving.tokens, leaving.paths[self._rank]
+                cache, leaving.blocks, leaving.tokens, leaving.parts[self._rank]
             )
             written = KvWritten(bytes=size, sha256=sha256, weights=self.held.sha256)
         except OSError as error:

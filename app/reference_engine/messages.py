@@ -18,6 +18,7 @@ from app.reference_engine.handoff_messages import (
     KvExport,
     KvImport,
     KvWritten,
+    PartFile,
 )
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.recording_orders import Recorded, RecordingOrder
@@ -121,7 +122,7 @@ class GenerationRequest:
     """A request checked against the model's limits. ``cache_salt`` separates prefix caches.
     ``adapter`` by its name; empty: the weights alone.
 
-    With ``export_to``, a path for each rank, the prompt alone is computed and its KV written there;
+    With ``export_to``, a file for each rank, the prompt alone is computed and its KV written there;
     the request ends with Prefilled. With ``awaits_kv`` it is not computed before DeliverKv.
     """
 
@@ -132,7 +133,7 @@ class GenerationRequest:
     logprobs: Logprobs | None = None
     bypass_prefix_cache: bool = False
     cache_salt: str = ""
-    export_to: tuple[str, ...] = ()
+    export_to: tuple[PartFile, ...] = ()
     awaits_kv: bool = False
     adapter: str = ""
 

@@ -28,7 +28,7 @@ def response_of(report: m.RequestReport) -> pb.GenerateResponse:
             if report.stop is not None:
                 finished.stop_match.CopyFrom(_stop(report.stop))
             return pb.GenerateResponse(
-                request_id=report.request_id, finished=finished, usage=_usage(report.usage)
+                request_id=report.request_id, finished=finished, usage=usage_of(report.usage)
             )
         case m.Failed():
             error = error_pb2.EngineError(
@@ -36,7 +36,7 @@ def response_of(report: m.RequestReport) -> pb.GenerateResponse:
                 message=report.message,
                 retryable=report.retryable,
             )
-            usage = None if report.usage is None else _usage(report.usage)
+            usage = None if report.usage is None else usage_of(report.usage)
             return pb.GenerateResponse(request_id=report.request_id, error=error, usage=usage)
         case m.Prefilled():
             raise TypeError("what was prefilled is told with its session")
@@ -65,7 +65,7 @@ def _stop(stop: m.StopMatch) -> pb.StopMatch:
             return pb.StopMatch(eos_token_id=stop.token_id)
 
 
-def _usage(usage: m.Usage) -> pb.Usage:
+def usage_of(usage: m.Usage) -> pb.Usage:
     return pb.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
+from uuid import uuid4
 
 from app.domain.capabilities import Capabilities
 from app.domain.commands import (
@@ -12,6 +13,7 @@ from app.domain.commands import (
     FlushCaches,
     LoadLora,
     Pause,
+    ReconfigureServing,
     ReleaseResources,
     RestoreResources,
     Resume,
@@ -30,6 +32,7 @@ from app.domain.kinds import (
     NewRequests,
     OperationKind,
     PauseMode,
+    ReconfigurableField,
     ResourceKind,
     WeightSourceKind,
     WeightsState,
@@ -48,7 +51,6 @@ from app.enginekit.runtime import (
     Order,
     ProfileArtifact,
     RankLoad,
-    RequestRefused,
     RuntimeFault,
 )
 from app.reference_engine import messages as m
@@ -59,21 +61,18 @@ from app.reference_engine.carried_change import CarriedChange, ChangeCommand, fa
 from app.reference_engine.channel import Issued
 from app.reference_engine.engine import Engine
 from app.reference_engine.errors import (
-    DuplicateRequest,
     InvalidRequest,
     OrderRejected,
-    Overloaded,
     RankLost,
-    UnknownAdapter,
-    UnsupportedRequest,
 )
+from app.reference_engine.generating import Generating, refusal_of
 from app.reference_engine.group import Group
+from app.reference_engine.handoff import Handoff, HandoffSettings
 from app.reference_engine.intake import MAX_TOP_LOGPROBS, Intake
 from app.reference_engine.pieced_change import PiecedChange
 from app.reference_engine.profiling import Profiling
-from app.reference_engine.responses import response_of
 from app.reference_engine.sources import SourcePolicy
-from app.rpc.openengine.v1 import error_pb2, generation_pb2, kv_pb2
+from app.rpc.openengine.v1 import generation_pb2, kv_pb2
 
 _PAUSED_ABORT = "the engine was paused, which ended all requests in flight"
 
@@ -125,6 +124,9 @@ class ReferenceRuntime:
         adapters: AdapterPolicy | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         profiling: Profiling | None = None,
+        handoff: HandoffSettings | None = None,
+        role: EngineRole = EngineRole.AGGREGATED,
+        new_id: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
         self._engine = engine
         self._intake = intake
@@ -138,6 +140,13 @@ class ReferenceRuntime:
         self._carried: _Carried | None = None
         self._changing: CarriedChange | CarriedAdapter | None = None
         self._cache = feed_of(engine, now_ns)
+        self._handoff = Handoff(
+            engine,
+            handoff or HandoffSettings(),
+            weight_version=lambda: self._weight_version,
+            new_id=new_id,
+        )
+        self._generating = Generating(engine, intake, self._handoff, role)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -172,6 +181,7 @@ class ReferenceRuntime:
                     Feature.OUTPUT_LOGPROBS,
                     Feature.PREFIX_CACHE_BYPASS,
                     Feature.CACHE_SALT,
+                    Feature.KV_SESSION,
                 }
             )
             | ({Feature.LORA} if self._adapters.roots else set()),
@@ -186,6 +196,7 @@ class ReferenceRuntime:
                     OperationKind.PAUSE,
                     OperationKind.RESUME,
                     OperationKind.ABORT_REQUESTS,
+                    OperationKind.RECONFIGURE_SERVING,
                     *_CHANGES,
                     *profiles,
                 }
@@ -209,6 +220,7 @@ class ReferenceRuntime:
             cache_policies=frozenset(CachePolicy),
             components=frozenset({Component.TARGET}),
             pause_modes=frozenset(PauseMode),
+            reconfigurable=frozenset({ReconfigurableField.ROLE}),
             new_requests=frozenset(NewRequests),
             models=(self._model_name,),
             world_size=len(self._engine.ranks),
@@ -222,7 +234,7 @@ class ReferenceRuntime:
         return Observation(
             weights=WeightsFact(version=self._weight_version, state=state),
             released=frozenset(ResourceKind(resource.value) for resource in held.released),
-            role=EngineRole.AGGREGATED,
+            role=self._generating.role,
             loras=tuple(fact_of(adapter) for adapter in held.adapters),
             ranks=tuple(
                 RankReport(rank, RankState.FAILED, cause) for rank, cause in sorted(lost.items())
@@ -256,6 +268,7 @@ class ReferenceRuntime:
             waiting_tokens=now.waiting_tokens,
             prefill_batch_size=now.prefill_batch_size,
             decode_batch_size=now.decode_batch_size,
+            active_kv_sessions=self._handoff.sessions,
             ranks=(rank,),
         )
 
@@ -271,6 +284,8 @@ class ReferenceRuntime:
         if (change := self._change_of(order)) is not None:
             await change.prepare(rank)
             return
+        if isinstance(order.command, ReconfigureServing):
+            await self._generating.prepare(order.command.role)
         carried = self._carry(order)
         if carried.prepared is None:
             carried.prepared = carried.group.issue(m.ReadLoad())
@@ -302,7 +317,7 @@ class ReferenceRuntime:
             await change.rollback(rank)
             return
         carried = self._carry(order)
-        if carried.committed is None or isinstance(order.command, FlushCaches):
+        if carried.committed is None or isinstance(order.command, FlushCaches | ReconfigureServing):
             return
         if carried.undone is None:
             undo = m.SetGate(gate=carried.gate_before, message=_PAUSED_ABORT)
@@ -318,6 +333,9 @@ class ReferenceRuntime:
                 command = order.command
                 if isinstance(command, UpdateWeights) and _settled(change):
                     self._weight_version = command.weight_version
+        if isinstance(order.command, ReconfigureServing):
+            self._generating.take_role(order.command.role)
+            return Conclusion()
         carried = self._carry(order)
         # The first rank schedules for all: its counts are theirs.
         match carried.results[self.ranks[0]]:
@@ -336,33 +354,10 @@ class ReferenceRuntime:
                 )
         raise RuntimeFault("INTERNAL", "a rank answered something else")
 
-    async def generate(
+    def generate(
         self, request: generation_pb2.GenerateRequest
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        try:
-            reports = self._engine.generate(self._intake.read(request))
-        except UnsupportedRequest as error:
-            code = error_pb2.ERROR_CODE_UNSUPPORTED_FEATURE
-            raise RequestRefused(code, str(error)) from error
-        except InvalidRequest as error:
-            raise RequestRefused(error_pb2.ERROR_CODE_INVALID_ARGUMENT, str(error)) from error
-        try:
-            async for report in reports:
-                yield response_of(report)
-        except UnknownAdapter as error:
-            # The core protocol has no code of its own for it; an adapter stands for a model.
-            code = error_pb2.ERROR_CODE_MODEL_NOT_FOUND
-            raise RequestRefused(code, str(error)) from error
-        except DuplicateRequest as error:
-            raise RequestRefused(error_pb2.ERROR_CODE_DUPLICATE_REQUEST, str(error)) from error
-        except Overloaded as error:
-            code = error_pb2.ERROR_CODE_OVERLOADED
-            raise RequestRefused(code, str(error), retryable=True) from error
-        except RankLost as error:
-            code = error_pb2.ERROR_CODE_INTERNAL
-            raise RequestRefused(code, str(error), retryable=True) from error
-        finally:
-            await reports.aclose()
+        return self._generating.generate(request)
 
     async def abort(self, request_ids: tuple[str, ...] | None, message: str) -> AbortTally:
         try:
@@ -370,6 +365,19 @@ class ReferenceRuntime:
         except RankLost as error:
             raise fault_of(error) from error
         return AbortTally({one.request_id: _ABORT_OUTCOMES[one.status] for one in aborted.outcomes})
+
+    def kv_connector(self) -> kv_pb2.KvConnectorInfo:
+        return self._handoff.connector()
+
+    async def abort_kv_session(
+        self, session: kv_pb2.KvSessionRef, message: str, *, by_admin: bool
+    ) -> AbortOutcome:
+        try:
+            return await self._handoff.abort(session, by_admin=by_admin, message=message)
+        except RankLost as error:
+            raise fault_of(error) from error
+        except InvalidRequest as error:
+            raise refusal_of(error) from error
 
     async def kv_event_sources(
         self, request: kv_pb2.GetKvEventSourcesRequest
@@ -399,7 +407,12 @@ class ReferenceRuntime:
     async def drop_profile(self, profile_id: str) -> None:
         await self._profiles.drop(profile_id)
 
+    async def open(self) -> None:
+        """Once, before it serves: what its role needs. Raises RuntimeFault."""
+        await self._generating.prepare(self._generating.role)
+
     async def close(self) -> None:
+        await self._handoff.close()
         await self._engine.close()
         if self._profiling is not None:
             await self._profiling.close()
@@ -475,4 +488,7 @@ def _rank_order(command: Command) -> m.Order:
             )
         case Resume():
             return m.SetGate(gate=m.Gate.OPEN)
+        case ReconfigureServing():
+            # The role is the front end's alone; that a rank answers is all that is asked of it.
+            return m.ReadLoad()
     raise RuntimeFault("UNSUPPORTED_OPERATION", f"{command.kind.value} is not offered")

@@ -15,6 +15,8 @@ import httpx2
 from app import __version__
 from app.auth.tokens.issuers import IssuerConfig, IssuerConfigError, TokenProfile
 from app.auth.tokens.verifier import TokenVerifier
+from app.domain.kinds import EngineRole
+from app.enginekit.runtime import RuntimeFault
 from app.enginekit.server import (
     EngineServer,
     KitSettings,
@@ -29,6 +31,7 @@ from app.reference_engine.adapter_sources import AdapterPolicy
 from app.reference_engine.engine import Engine
 from app.reference_engine.errors import CannotServe
 from app.reference_engine.first_start import find_or_make_tiny_checkpoints
+from app.reference_engine.handoff import HandoffSettings
 from app.reference_engine.intake import Intake
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.processes import WORKER
@@ -102,6 +105,8 @@ class EngineSettings:
     plaintext_beyond_loopback: bool = False
     reflection: bool = False
     core: CoreSettings = field(default_factory=CoreSettings)
+    role: EngineRole = EngineRole.AGGREGATED
+    handoff: HandoffSettings = field(default_factory=HandoffSettings)
     startup_deadline_s: float = 300.0
     order_deadline_s: float = 60.0
     step_deadline_s: float = 60.0
@@ -213,12 +218,19 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         ),
         profiling=Profiling(engine, root, {"model": name, "engine_version": __version__}),
         adapters=AdapterPolicy(roots=settings.lora_roots, most=settings.max_loras),
+        handoff=settings.handoff,
+        role=settings.role,
     )
     server = EngineServer(runtime, kit, now=utc_now, new_id=random_id)
     try:
+        await runtime.open()
         await server.start()
-    except OSError as error:
+    except (OSError, RuntimeFault) as error:
+        await runtime.close()
         raise CannotServe(str(error)) from error
+    except BaseException:
+        await runtime.close()
+        raise
     stack.push_async_callback(server.stop, settings.stop_grace_s)
     # Ends before the server does: what stops is not started again.
     recovery = Recovery(engine, lambda: runtime.gate, settings.recovery)

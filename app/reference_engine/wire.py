@@ -42,6 +42,7 @@ _OTHERS: tuple[type, ...] = (
     change_orders.Pieces,
     change_orders.SwitchedAt,
     change_orders.ResourceBytes,
+    handoff_messages.PartFile,
     handoff_messages.KvSource,
     handoff_messages.KvImport,
     handoff_messages.KvExport,

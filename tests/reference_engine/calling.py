@@ -10,6 +10,8 @@ from itertools import count
 from typing import Any
 
 import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 from app.reference_engine.serving import ServedEngine
 from app.rpc.openengine.v1 import admin_pb2 as pb
@@ -17,6 +19,7 @@ from app.rpc.openengine.v1 import (
     admin_pb2_grpc,
     error_pb2,
     generation_pb2,
+    kv_pb2,
     lifecycle_pb2,
     openengine_pb2_grpc,
     server_pb2,
@@ -37,6 +40,8 @@ class Heard:
     usage: generation_pb2.Usage | None = None
     status: grpc.StatusCode | None = None
     detail: str = ""
+    reason: str = ""
+    session: kv_pb2.KvSessionRef | None = None
 
     @property
     def tokens(self) -> int:
@@ -67,6 +72,7 @@ class Call:
         except grpc.aio.AioRpcError as error:
             self.heard.status = error.code()
             self.heard.detail = error.details() or ""
+            self.heard.reason = _reason(error)
 
     def _take(self, response: generation_pb2.GenerateResponse) -> None:
         heard = self.heard
@@ -74,6 +80,8 @@ class Call:
             case "token":
                 heard.text += response.token.text
                 heard.ids += [token.token_id for token in response.token.tokens]
+            case "prefill_ready":
+                heard.session = response.prefill_ready.kv_session
             case "finished":
                 heard.finished = response.finished
             case "error":
@@ -142,6 +150,7 @@ class Clients:
 
     def __init__(self, inference: Any, admin: Any, health: Any) -> None:
         self._inference: Any = openengine_pb2_grpc.InferenceStub(inference)
+        self.reading: Any = openengine_pb2_grpc.ControlStub(inference)
         self.control: Any = openengine_pb2_grpc.ControlStub(admin)
         self.admin: Any = admin_pb2_grpc.OpenEngineAdminStub(admin)
         self.health = health
@@ -154,6 +163,11 @@ class Clients:
         request.sampling.seed = seed
         request.stopping.max_tokens = max_tokens
         return Call(self._inference, request)
+
+    @staticmethod
+    def told(rpc: Any) -> Told:
+        """An order that this class knows nothing of."""
+        return Told(rpc)
 
     def send(self, request: generation_pb2.GenerateRequest) -> Call:
         return Call(self._inference, request)
@@ -224,6 +238,16 @@ class Clients:
         response = await self.control.Abort(request, timeout=PATIENCE_S)
         assert isinstance(response, lifecycle_pb2.AbortResponse)
         return response
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    """Of the refusal's ErrorInfo."""
+    status: Any = rpc_status.from_call(error)
+    for detail in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info):
+            return str(info.reason)
+    return ""
 
 
 def key() -> str:

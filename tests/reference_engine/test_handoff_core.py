@@ -20,6 +20,7 @@ from app.reference_engine.handoff_messages import (
     KvDelivered,
     KvSource,
     KvWritten,
+    PartFile,
 )
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.tiny_model import ensure_tiny_checkpoint
@@ -73,9 +74,13 @@ def alone(core: EngineCore, temperature: float) -> list[int]:
     return ids(run(core))
 
 
-def prefilled(core: EngineCore, path: Path, name: str = "a") -> KvSource:
+def part(path: Path) -> PartFile:
     path.touch()
-    submit(core, wanted(name, export_to=(str(path),)))
+    return PartFile(str(path), path.stat().st_ino)
+
+
+def prefilled(core: EngineCore, path: Path, name: str = "a") -> KvSource:
+    submit(core, wanted(name, export_to=(part(path),)))
     (end,) = run(core)
     assert isinstance(end, m.Prefilled)
     assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (len(PROMPT), 0)
@@ -86,7 +91,7 @@ def collected(core: EngineCore, path: Path, name: str = "a") -> KvSource:
     written, _ = core.apply(CollectKv(name))
     assert isinstance(written, KvWritten)
     assert path.stat().st_size == written.bytes
-    return KvSource((str(path),), (written.weights,), len(PROMPT))
+    return KvSource((part(path),), (written.weights,), len(PROMPT))
 
 
 def continued(core: EngineCore, source: KvSource, temperature: float = 0.0) -> list[int]:
@@ -116,8 +121,7 @@ def test_decode_goes_on_token_for_token(
     submit(prefill, wanted("b", temperature=1.0))
     source = KvSource((), (), 0)
     path = tmp_path / "part"
-    path.touch()
-    submit(prefill, wanted(export_to=(str(path),)))
+    submit(prefill, wanted(export_to=(part(path),)))
     run(prefill)
     source = collected(prefill, path)
     submit(decode, wanted("b", temperature=1.0))
@@ -206,8 +210,7 @@ def test_what_goes_out_is_of_one_version(
     if not begun:
         update(prefill, other, flush=flush)
     path = tmp_path / "part"
-    path.touch()
-    submit(prefill, wanted("b", export_to=(str(path),), bypass_prefix_cache=begun))
+    submit(prefill, wanted("b", export_to=(part(path),), bypass_prefix_cache=begun))
     prefill.step()
     if begun:
         update(prefill, other, flush=flush)
@@ -218,11 +221,16 @@ def test_what_goes_out_is_of_one_version(
 
 def test_a_part_that_cannot_be_written_fails_its_request_alone(make: Make, tmp_path: Path) -> None:
     prefill = make()
-    submit(prefill, wanted(export_to=(str(tmp_path / "not" / "there"),)))
+    path = tmp_path / "part"
+    submit(prefill, wanted(export_to=(part(path),)))
+    # The path comes to mean another file, as that of a closed one can.
+    path.rename(tmp_path / "old")
+    path.write_text("somebody else's")
     (end,) = run(prefill)
     assert isinstance(end, m.Prefilled)
     with pytest.raises(OrderRefused, match="can not be written"):
         prefill.apply(CollectKv("a"))
+    assert path.read_text() == "somebody else's"
     with pytest.raises(OrderRefused, match="no KV"):
         prefill.apply(CollectKv("a"))
     assert alone(prefill, 0.0) == alone(make(), 0.0)
