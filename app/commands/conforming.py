@@ -65,6 +65,9 @@ def conformance(
         Path | None,
         typer.Option(help="The same weights here; default: --weights, where it can be read here."),
     ] = None,
+    lora: Annotated[
+        str | None, typer.Option(help="An adapter that the engine can load, the same way.")
+    ] = None,
     scratch: Annotated[
         Path | None,
         typer.Option(help="Folder below the engine's allowed roots, for damaged weights."),
@@ -136,6 +139,7 @@ def conformance(
             destructive=destructive,
             weights=weights,
             weights_copy=_copy(weights, weights_copy),
+            lora=lora,
             places=Places(scratch=_folder(scratch), shared_prefix=shared_memory_prefix),
             refused_tokens=tuple(_labelled(one) for one in refused_token or ()),
             patience_s=patience,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from app.conformance.case import Case
 from app.conformance.cases import (
     aborting,
+    adapters,
     attaching,
     busy,
     credentials,
@@ -55,6 +56,7 @@ def catalogue() -> tuple[Case, ...]:
         *damaged_weights.CASES,
         *update_admission.CASES,
         *serving.CASES,
+        *adapters.CASES,
         *restarting.CASES,
         *ranks.CASES,
         *credentials.CASES,

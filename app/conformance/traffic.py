@@ -133,14 +133,15 @@ class Traffic:
             generation.hang_up()
         self._under_way.clear()
 
-    def ask(self, tokens: int, *, metadata: Metadata | None = None) -> Generation:
-        """A new request for exactly that many tokens."""
+    def ask(self, tokens: int, *, metadata: Metadata | None = None, lora: str = "") -> Generation:
+        """A new request for exactly that many tokens, under that adapter."""
         request = generation_pb2.GenerateRequest(
             request_id=f"conformance-{uuid.uuid4()}",
             prompt=_PROMPT,
             # The likeliest tokens, so that the same question has the same answer.
             sampling=generation_pb2.SamplingParams(temperature=0.0),
             stopping=generation_pb2.StoppingOptions(max_tokens=tokens, ignore_eos=True),
+            lora_name=lora,
         )
         call = self._inference.Generate(
             request,
@@ -184,9 +185,9 @@ class Traffic:
         return min(limits, default=_USUAL_LIMIT)
 
     @asynccontextmanager
-    async def running(self, seconds: float) -> AsyncGenerator[Generation]:
+    async def running(self, seconds: float, *, lora: str = "") -> AsyncGenerator[Generation]:
         """A request that has begun and goes on for about so long, if nothing ends it."""
-        generation = self.ask(await self.tokens_for(seconds))
+        generation = self.ask(await self.tokens_for(seconds), lora=lora)
         try:
             await generation.begun(self._patience_s)
             yield generation

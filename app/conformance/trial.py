@@ -42,6 +42,7 @@ class Options:
     destructive: bool = False
     weights: str | None = None  # a path that the engine can load from disk
     weights_copy: Path | None = None  # the same, where this process can read them
+    lora: str | None = None  # a path from which the engine can load an adapter
     places: Places = field(default_factory=Places)
     refused_tokens: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # label and token
     patience_s: float = 60.0
@@ -77,6 +78,7 @@ class Trial:
         self.altered = False  # other weights than those given may be loaded
         self.most_ranks = 0  # that the engine has had in this run
         self.running_limit = 0  # requests; 0: discovery does not say
+        self.lora_limit = 0  # adapters; the same
         self.start = pb.AdminProfile()
         self.profile = pb.AdminProfile()
         self.orders = Orders(self.profile, self.key)
@@ -101,6 +103,7 @@ class Trial:
         info = await self.client.of_control("GetServerInfo", server_pb2.GetServerInfoRequest())
         if not isinstance(info, Refusal):
             self.running_limit = info.capacity.max_running_requests
+            self.lora_limit = info.capacity.max_loras
         if self.options.inference is not None:
             await self._meet(self.options.inference)
 

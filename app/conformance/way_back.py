@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from app.conformance.case import NotHeld
 from app.conformance.client import brief, completed_of
 from app.conformance.orders import named
+from app.conformance.record import Refusal
 from app.rpc.openengine.v1 import admin_pb2 as pb
+from app.rpc.openengine.v1 import lora_pb2
 
 if TYPE_CHECKING:
     from app.conformance.trial import Trial
@@ -35,6 +37,7 @@ class WayBack:
             await trial.restart()
         await self._until_quiet()
         # In this order: nothing can be resumed while something is released or weights are missing.
+        await self._unload_own_adapters()
         await self._restore_own_release()
         await self._bring_weights_back()
         await self._lift_own_pause()
@@ -62,6 +65,22 @@ class WayBack:
             if loop.time() > until:
                 raise NotHeld("operations to end", brief(profile.state))
             await asyncio.sleep(0.02)
+
+    async def _unload_own_adapters(self) -> None:
+        """The requests that used them have been hung up on, and are about to end."""
+        trial, loop = self._trial, asyncio.get_running_loop()
+        until = loop.time() + trial.patience_s
+        profile = await trial.client.profile()
+        for adapter in profile.state.loras:
+            if not self._own(adapter.lora_name):
+                continue
+            request = lora_pb2.UnloadLoraRequest(lora_name=adapter.lora_name)
+            while isinstance(
+                answer := await trial.client.of_control("UnloadLora", request), Refusal
+            ):
+                if loop.time() > until:
+                    raise NotHeld("an adapter to be unloaded", str(answer))
+                await asyncio.sleep(0.05)
 
     async def _restore_own_release(self) -> None:
         trial = self._trial

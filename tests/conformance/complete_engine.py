@@ -27,8 +27,7 @@ from app.domain.weight_sources import (
     WeightSource,
 )
 from app.enginekit.runtime import Order, RankEvidence, RuntimeFault
-from tests.conformance.paced_engine import PacedEngine
-from tests.enginekit.full_engine import FullEngine
+from tests.conformance.adapter_engine import AdapterEngine
 from tests.enginekit.minimal_engine import hang
 
 PREFIX = "chadburn-test-"
@@ -54,7 +53,7 @@ def weights_of(seed: int) -> Weights:
     )
 
 
-class CompleteEngine(PacedEngine, FullEngine):
+class CompleteEngine(AdapterEngine):
     """`root`: where files may lie."""
 
     root = Path("/nowhere")

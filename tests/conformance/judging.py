@@ -76,19 +76,20 @@ async def complete_engine(
     """With the options that let the suite load weights. The weights it is given are others than
     those it begins with."""
     root = folder / "weights"
-    given, scratch = root / "next", root / "scratch"
-    for below in (given, scratch):
+    given, scratch, adapter = root / "next", root / "scratch", root / "adapter"
+    for below in (given, scratch, adapter):
         below.mkdir(parents=True)
     (given / "model.safetensors").write_bytes(written(weights_of(2)))
 
     def make() -> CompleteEngine:
         made = engine(world_size=2)
-        made.root = root
+        made.root = made.lora_root = root
         return made
 
     options = {
         "weights": str(given),
         "weights_copy": given,
+        "lora": str(adapter),
         "places": Places(scratch=scratch, shared_prefix=PREFIX),
     }
     async with paced_engine(folder / "engine", make_engine=make, **settings) as double:

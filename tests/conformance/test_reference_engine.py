@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from app.reference_engine.tiny_adapter import write_tiny_adapter
 from app.reference_engine.tiny_model import ensure_tiny_checkpoint
 from tests.conformance.test_command import chadburn
 from tests.enginekit.client import until
@@ -46,6 +47,7 @@ async def served(folder: Path, weights: Path) -> AsyncIterator[tuple[str, str, s
         "--admin-address": admin,
         "--ready-file": str(ready),
         "--weights-root": str(weights),
+        "--lora-root": str(folder / "adapters"),
     }
     words = [word for pair in options.items() for word in pair]
     await asyncio.to_thread(hook, str(state), "start", "--", *engine, *words)
@@ -58,10 +60,12 @@ async def served(folder: Path, weights: Path) -> AsyncIterator[tuple[str, str, s
 
 async def test_it_passes_and_nothing_it_offers_stays_unproven(tmp_path: Path) -> None:
     weights = await asyncio.to_thread(ensure_tiny_checkpoint, tmp_path / "weights", 1)
+    adapter = tmp_path / "adapters" / "tone"
+    await asyncio.to_thread(write_tiny_adapter, weights, adapter)
     async with served(tmp_path, weights) as (admin, inference, fault_hook):
         done = await chadburn(
             *(admin, "--inference", inference, "--fault-hook", fault_hook, "--destructive"),
-            *("--weights", str(weights), "--json"),
+            *("--weights", str(weights), "--lora", str(adapter), "--json"),
         )
     report = json.loads(done.out)
     failed = [case for case in report["cases"] if case["verdict"] == "fail"]

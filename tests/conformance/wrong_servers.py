@@ -9,6 +9,21 @@ from app.conformance.placing import Way
 from tests.conformance.complete_engine import CompleteEngine
 from tests.conformance.faulty import Fault
 from tests.conformance.paced_engine import PacedEngine
+from tests.conformance.wrong_adapters import (
+    AdapterForAll,
+    AlwaysNewlyLoaded,
+    ComputesWithout,
+    ForgetsWhereFrom,
+    HidesAdapters,
+    ListsNoAdapters,
+    LoadsFromAnywhere,
+    NamesTheNameless,
+    OneLoaderAtATime,
+    TakesOtherSource,
+    UnloadEndsRequests,
+    UnloadsAnything,
+    UnloadsUnderRequests,
+)
 from tests.conformance.wrong_answers import (
     AlwaysChanged,
     AnyDeadline,
@@ -392,4 +407,18 @@ WRONG_SERVERS: tuple[WrongServer, ...] = (
     _wrong(AllIsInternal, "refusal.status"),
     _wrong(TakesSessions, "refusal.not-offered-value", engine=CompleteEngine),
     _wrong(UnspecifiedIsTheDefault, "refusal.unspecified", engine=CompleteEngine),
+    _wrong(ListsNoAdapters, "lora.round", engine=CompleteEngine),
+    _wrong(HidesAdapters, "lora.round", engine=CompleteEngine),
+    _wrong(ForgetsWhereFrom, "lora.round", engine=CompleteEngine),
+    _wrong(RevisionStandsStill, "lora.round", "lora.single-flight", engine=CompleteEngine),
+    _wrong(AlwaysNewlyLoaded, "lora.repeated", engine=CompleteEngine),
+    _wrong(TakesOtherSource, "lora.another-source", engine=CompleteEngine),
+    _wrong(OneLoaderAtATime, "lora.single-flight", engine=CompleteEngine),
+    _wrong(NamesTheNameless, "lora.malformed", engine=CompleteEngine),
+    _wrong(UnloadsAnything, "lora.unload-unknown", engine=CompleteEngine),
+    _broken(LoadsFromAnywhere, "lora.nowhere"),
+    _broken(UnloadsUnderRequests, "lora.in-use"),
+    _broken(UnloadEndsRequests, "lora.in-use"),
+    _broken(ComputesWithout, "lora.unknown-to-a-request"),
+    _broken(AdapterForAll, "lora.others-unchanged"),
 )
