@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from app.domain.commands import ReconfigureServing
-from app.domain.kinds import EngineRole, ReconfigurableField
+from app.domain.kinds import CacheKind, EngineRole, ReconfigurableField
 from app.domain.operation import JsonValue
 from app.enginekit.errands import Ending, Errand
 from app.enginekit.pausing import PAUSE_NOT_LIFTED, OwnPause
@@ -28,12 +28,16 @@ async def reconfigure(errand: Errand) -> Ending:
     own = OwnPause()
     await own.close(errand, command.drain)
     async with own.lifted_on_failure(errand):
-        await errand.over_ranks()
+        conclusion = await errand.over_ranks()
     lifted = await own.lift(errand)
     role = command.role or state.observation.role
+    # Ranks that were started for the new shape have nothing of what the earlier ones computed.
+    clean = any(
+        cache.kind is CacheKind.PREFIX and not cache.blocks_in_use for cache in conclusion.flushed
+    )
 
     def settle(_: Counters, seen: Observation | None) -> None:
-        state.reconfigured(role, seen)
+        state.reconfigured(role, seen, clean=clean)
         if lifted:
             state.resumed(seen)
 

@@ -50,7 +50,8 @@ What each order asks of a runtime, beside what `Runtime` says:
                     update that leaves any parameter as it was must not be prepared. Conclude with
                     `evidence`, `components` and `flushed`.
   ReconfigureServing  nothing runs. `ranks` may change with the return of `conclude`, no earlier;
-                    `rollback` is asked of the ranks that were there before.
+                    `rollback` is asked of the ranks that were there before. Conclude with `flushed`
+                    where the prefix cache does not come along.
   LoadLora, UnloadLora  may come while requests run. Refuse (RuntimeFault, retryable) to unload an
                     adapter that requests use, or wait for them in `prepare`. A load may evict
                     adapters that no request uses. Conclude with `lora` and `evicted`.

@@ -302,7 +302,10 @@ class EngineState:
         after = self.released - set(kinds)
         self._keep(replace(seen or self.observation, released=after))
 
-    def reconfigured(self, role: EngineRole, seen: Observation | None) -> None:
+    def reconfigured(self, role: EngineRole, seen: Observation | None, *, clean: bool) -> None:
+        """`clean`: as of a flush."""
+        if clean:
+            self._updates_since_flush = 0
         self._keep(replace(seen or self.observation, role=role))
 
     def lora_came(

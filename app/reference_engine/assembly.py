@@ -22,13 +22,15 @@ from app.reference_engine.holding import Holding
 from app.reference_engine.host_memory import sha256_of
 from app.reference_engine.kv_cache import BlockPool
 from app.reference_engine.limits import Capacity, CoreSettings, capacity_of
-from app.reference_engine.messages import EarlierWeights, Ready, StepPlan
+from app.reference_engine.messages import FirstWeights, Ready, StepPlan
 from app.reference_engine.model import KvCache, Llama
 from app.reference_engine.pulse import Pulse
 from app.reference_engine.scheduler import Scheduler, SchedulerLimits
+from app.reference_engine.shape_orders import LiveWeights
 from app.reference_engine.sharding import Layout
 from app.reference_engine.source_reading import read_source
 from app.reference_engine.tokenizer import Tokenizer
+from app.reference_engine.weight_parts import gather
 from app.reference_engine.weights import load_part
 
 # Below this many weights a step is all overhead, and handing parts of it to threads only adds.
@@ -65,7 +67,7 @@ def build_rank(
     rank: int = 0,
     rendezvous: Path | None = None,
     pulse: Pulse | None = None,
-    earlier: EarlierWeights | None = None,
+    earlier: FirstWeights | None = None,
 ) -> BuiltRank:
     """Load, check, and meet the other ranks; raises CheckpointError for what can not be served,
     PeerLost when the group does not come about. For ``earlier`` see :class:`Start`."""
@@ -105,10 +107,12 @@ def build_rank(
 
 
 def _weights(
-    checkpoint: Path, layout: Layout, earlier: EarlierWeights | None
+    checkpoint: Path, layout: Layout, earlier: FirstWeights | None
 ) -> dict[str, Tensor] | None:
     if earlier is None:
         return load_part(checkpoint, layout)
+    if isinstance(earlier, LiveWeights):
+        return gather(earlier, layout)
     if not earlier.sha256:
         return None
     try:

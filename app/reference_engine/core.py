@@ -25,8 +25,10 @@ from app.reference_engine.holding import Holding
 from app.reference_engine.output import Output
 from app.reference_engine.sampler import NoFiniteLogits, Row, Scored, sample, score
 from app.reference_engine.scheduler import Chunk, Scheduler, Sequence
+from app.reference_engine.shape_orders import BesideSteps, SetLimits, WriteWeights
 from app.reference_engine.staging import Staging
 from app.reference_engine.tokenizer import Tokenizer
+from app.reference_engine.weight_parts import writing
 
 
 class EngineCore:
@@ -59,8 +61,10 @@ class EngineCore:
         """Whether :meth:`step` has something to do."""
         return self._scheduler.runnable and self._holding.able
 
-    def prepare(self, order: c.BesideSteps) -> Callable[[], m.Result]:
+    def prepare(self, order: BesideSteps) -> Callable[[], m.Result]:
         """Begin a change of what the ranks hold; see :meth:`Staging.begin`."""
+        if isinstance(order, WriteWeights):
+            return writing(self._holding, order)
         if isinstance(order, c.StagePiece):
             return self._staging.begin(order)
         self._check_idle(order)
@@ -87,6 +91,9 @@ class EngineCore:
                 return m.Done(), []
             case m.Shutdown():
                 return m.Done(), []
+            case SetLimits():
+                self._scheduler.set_limits(order.max_running, order.max_batched_tokens)
+                return m.Done(), []
             case DeliverKv(request_id, source):
                 return self._deliver(request_id, source), []
             case CollectKv(request_id):
@@ -106,6 +113,7 @@ class EngineCore:
                 | c.StagePiece()
                 | PrepareLoad()
                 | PrepareUnload()
+                | WriteWeights()
             ):
                 return self.prepare(order)(), []
             case _:

@@ -53,6 +53,7 @@ class Engine:
         self.tokenizer = tokenizer
         self._streams: dict[str, _Stream] = {}
         self._abandoned: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
         self._common = start
         self._numbers = count(1)
         self._group: Group
@@ -83,7 +84,7 @@ class Engine:
         return engine
 
     async def _start_group(
-        self, settings: CoreSettings, earlier: Mapping[int, m.EarlierWeights] | None = None
+        self, settings: CoreSettings, earlier: Mapping[int, m.FirstWeights] | None = None
     ) -> Group:
         return await Group.start(self._common, settings, next(self._numbers), earlier)
 
@@ -298,13 +299,45 @@ class Engine:
             raise
         self._take(group)
 
+    async def beside(self, settings: CoreSettings, gate: Callable[[], m.Gate]) -> Group:
+        """Another group that serves the live weights and adapters in another shape, with an empty
+        cache; the present one goes on meanwhile. The caller closes it, or has it taken over.
+
+        Raises StartupFailed, RankLost or OrderRejected, with nothing left running.
+        """
+        before = self._group
+        holdings = before.holdings
+        try:
+            async with before.live_weights() as live:
+                earlier = dict.fromkeys(range(settings.tensor_parallel_size), live)
+                group = await self._start_group(settings, earlier)
+        except OSError as error:
+            raise StartupFailed(f"no memory to hand weights over ({error.strerror})") from error
+        try:
+            await group.set_up_like(holdings, all_of_it=True)
+            await group.follow_gate(gate)
+        except BaseException:
+            await group.close(kill=True)
+            raise
+        return group
+
+    def take_over(self, group: Group) -> None:
+        """That one serves instead of the present one, which ends. Nothing may be in flight."""
+        before = self._group
+        before.dismiss()
+        self._take(group)
+        self.on_cache(CacheChanged((CacheCleared(),)))
+        leaving = asyncio.create_task(before.close(), name="end the earlier ranks")
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+
     async def close(self) -> None:
         """End everything. Open streams end with Failed."""
         self._closed = True
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
-        await self._group.close()
+        await asyncio.gather(self._group.close(), *self._leaving)
         self._fail_all("the engine is shutting down")
         await asyncio.gather(*self._abandoned)
 

@@ -12,7 +12,9 @@ from app.reference_engine import change_orders as c
 from app.reference_engine import messages as m
 from app.reference_engine.handoff_messages import CollectKv
 from app.reference_engine.holding import Holding
+from app.reference_engine.shape_orders import BesideSteps, WriteWeights
 from app.reference_engine.staging import Staging
+from app.reference_engine.weight_parts import writing
 
 
 class Follower:
@@ -20,8 +22,10 @@ class Follower:
         self._holding = holding
         self._staging = Staging(holding)
 
-    def prepare(self, order: c.BesideSteps) -> Callable[[], m.Result]:
+    def prepare(self, order: BesideSteps) -> Callable[[], m.Result]:
         """See :meth:`Staging.begin`."""
+        if isinstance(order, WriteWeights):
+            return writing(self._holding, order)
         return self._staging.begin(order)
 
     def apply(self, order: m.Order) -> m.Result:

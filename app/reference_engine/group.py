@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
@@ -21,7 +22,9 @@ from app.reference_engine.change import Change, ChangeOutcome, Holdings
 from app.reference_engine.channel import Issued
 from app.reference_engine.errors import OrderRejected, RankLost
 from app.reference_engine.limits import CoreSettings
+from app.reference_engine.memory_files import memory_files
 from app.reference_engine.processes import WORKER
+from app.reference_engine.shape_orders import LiveWeights, WriteWeights
 from app.reference_engine.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -40,13 +43,15 @@ class Group:
     """A lost group stays lost. Lives on one event loop."""
 
     def __init__(self, settings: CoreSettings, number: int) -> None:
-        """``number`` tells this group from all others of the engine's life."""
+        """``settings`` is the shape in which the ranks serve; limits may change. ``number`` tells
+        this group from all others of the engine's life."""
         self.settings = settings
         self.number = number
         self.holdings = Holdings()
-        self.on_report: Callable[[m.RequestReport], None] = lambda _report: None
-        self.on_cache: Callable[[CacheChanged], None] = lambda _changed: None
-        self.on_lost: Callable[[int, str], None] = lambda _rank, _cause: None
+        self.on_report: Callable[[m.RequestReport], None]
+        self.on_cache: Callable[[CacheChanged], None]
+        self.on_lost: Callable[[int, str], None]
+        self.dismiss()
         self._supervisor: Supervisor
         self._down = asyncio.Event()
         self._sealed = False
@@ -57,7 +62,7 @@ class Group:
         common: GroupStart,
         settings: CoreSettings,
         number: int,
-        earlier: Mapping[int, m.EarlierWeights] | None = None,
+        earlier: Mapping[int, m.FirstWeights] | None = None,
     ) -> Group:
         """Every rank or none; they hold the checkpoint's weights, or those of ``earlier`` as far as
         these can be had. Raises StartupFailed."""
@@ -94,6 +99,12 @@ class Group:
     def ready(self) -> tuple[m.Ready, ...]:
         """What each rank reported at its start, in rank order."""
         return self._supervisor.ready
+
+    def dismiss(self) -> None:
+        """Nobody hears of it any more, or not yet."""
+        self.on_report = lambda _report: None
+        self.on_cache = lambda _changed: None
+        self.on_lost = lambda _rank, _cause: None
 
     async def until_lost(self) -> None:
         """Returns at once when it is lost already; never for a group that is closed in order."""
@@ -147,9 +158,19 @@ class Group:
         self._sealed = True
         return self.holdings
 
-    async def set_up_like(self, before: Holdings) -> None:
+    @asynccontextmanager
+    async def live_weights(self, deadline_s: float = 1800.0) -> AsyncIterator[LiveWeights]:
+        """What the ranks serve, in memory of its own for the time of the block. Raises
+        OrderRejected where that is not what was committed, RankLost, or OSError."""
+        with memory_files(len(self.ranks)) as paths:
+            issued = self.issue(WriteWeights(paths))
+            await asyncio.gather(*(issued.ack(rank, deadline_s) for rank in self.ranks))
+            yield LiveWeights(paths, self.holdings.sha256)
+
+    async def set_up_like(self, before: Holdings, *, all_of_it: bool = False) -> None:
         """Bring the ranks of a group that has just started to one state: the earlier one, as far as
-        it can be had. Raises RankLost or OrderRejected; then it serves nothing."""
+        it can be had, or ``all_of_it``. Raises RankLost or OrderRejected; then it serves
+        nothing."""
         sums = tuple(one.weights_sha256 for one in self.ready)
         self.holdings = replace(before, sha256=sums, released={}, adapters=())
         if not all(sums):
@@ -158,7 +179,7 @@ class Group:
             order = c.PrepareRestore(change_id=uuid4().hex, resources=(c.Resource.WEIGHTS,))
             await self.carry_out(order)
         else:
-            await self._load_again(before.adapters)
+            await self._load_again(before.adapters, all_of_it=all_of_it)
         await self._release(before.released)
 
     async def follow_gate(self, wanted: Callable[[], m.Gate]) -> None:
@@ -179,12 +200,14 @@ class Group:
         """See :meth:`Supervisor.close`."""
         await self._supervisor.close(kill=kill)
 
-    async def _load_again(self, adapters: tuple[LoadedAdapter, ...]) -> None:
+    async def _load_again(self, adapters: tuple[LoadedAdapter, ...], *, all_of_it: bool) -> None:
         """Those whose files are still there, and what they were."""
         for adapter in adapters:
             try:
                 await self.carry_out(PrepareLoad(change_id=uuid4().hex, adapter=adapter))
             except OrderRejected as error:
+                if all_of_it:
+                    raise
                 log.warning("adapter %r is lost with the ranks: %s", adapter.name, error)
 
     async def _release(self, resources: Mapping[c.Resource, bool]) -> None:

@@ -22,6 +22,7 @@ from app.reference_engine.handoff_messages import (
 )
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.recording_orders import Recorded, RecordingOrder
+from app.reference_engine.shape_orders import LiveWeights, ShapeOrder, WeightsWritten
 
 
 class Gate(StrEnum):
@@ -61,20 +62,24 @@ class EarlierWeights:
     sha256: str
 
 
+FirstWeights = EarlierWeights | LiveWeights
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """The first message to a rank, before the log begins. ``checkpoint`` is a folder's path;
     ``rendezvous`` a file's, through which several ranks find each other.
 
     ``weights`` None: those of the checkpoint, which must be there. Otherwise what an earlier group
-    served: where they no longer are, or are not what they were, the rank comes up without any.
+    served. Live ones must be there too; where others no longer are, or are not what they were, the
+    rank comes up without any.
     """
 
     rank: int
     checkpoint: str
     rendezvous: str
     settings: CoreSettings
-    weights: EarlierWeights | None = None
+    weights: FirstWeights | None = None
 
 
 # ---- a request ----
@@ -198,6 +203,7 @@ Order = (
     | CollectKv
     | ChangeOrder
     | RecordingOrder
+    | ShapeOrder
 )
 
 
@@ -316,6 +322,7 @@ Result = (
     | KvWritten
     | ChangeResult
     | Recorded
+    | WeightsWritten
 )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from app.reference_engine.channel import SocketConnection
 from app.reference_engine.errors import StartupFailed
 from app.reference_engine.limits import CoreSettings
-from app.reference_engine.messages import EarlierWeights, Ready, Start, StartFailed
+from app.reference_engine.messages import FirstWeights, Ready, Start, StartFailed
 from app.reference_engine.processes import WORKER, own_environment, own_module
 from app.reference_engine.wire import encode_frame
 
@@ -96,7 +96,7 @@ async def start_group(
     checkpoint: Path,
     settings: CoreSettings,
     deadline_s: float,
-    earlier: Mapping[int, EarlierWeights] | None = None,
+    earlier: Mapping[int, FirstWeights] | None = None,
     worker: str = WORKER,
 ) -> tuple[list[RankProcess], list[Ready]]:
     """Start every rank or none, within the deadline. Raises StartupFailed."""

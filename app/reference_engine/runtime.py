@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass, field
 from uuid import uuid4
 
 from app.domain.capabilities import Capabilities
 from app.domain.commands import (
-    Command,
-    FlushCaches,
     LoadLora,
-    Pause,
     ReconfigureServing,
     ReleaseResources,
     RestoreResources,
-    Resume,
     StartProfile,
     UnloadLora,
     UpdateWeights,
@@ -32,7 +27,6 @@ from app.domain.kinds import (
     NewRequests,
     OperationKind,
     PauseMode,
-    ReconfigurableField,
     ResourceKind,
     WeightSourceKind,
     WeightsState,
@@ -45,7 +39,6 @@ from app.enginekit.runtime import (
     Conclusion,
     EngineDescription,
     Feature,
-    Flushed,
     Load,
     Observation,
     Order,
@@ -58,7 +51,7 @@ from app.reference_engine.adapter_sources import AdapterPolicy
 from app.reference_engine.cache_feed import feed_of
 from app.reference_engine.carried_adapter import CarriedAdapter, fact_of
 from app.reference_engine.carried_change import CarriedChange, ChangeCommand, fault_of
-from app.reference_engine.channel import Issued
+from app.reference_engine.carried_order import CarriedOrder
 from app.reference_engine.engine import Engine
 from app.reference_engine.errors import (
     InvalidRequest,
@@ -66,47 +59,27 @@ from app.reference_engine.errors import (
     RankLost,
 )
 from app.reference_engine.generating import Generating, refusal_of
-from app.reference_engine.group import Group
 from app.reference_engine.handoff import Handoff, HandoffSettings
 from app.reference_engine.intake import MAX_TOP_LOGPROBS, Intake
 from app.reference_engine.pieced_change import PiecedChange
 from app.reference_engine.profiling import Profiling
+from app.reference_engine.reshaping import FIELDS, Reshaping
 from app.reference_engine.sources import SourcePolicy
 from app.rpc.openengine.v1 import generation_pb2, kv_pb2
-
-_PAUSED_ABORT = "the engine was paused, which ended all requests in flight"
 
 _ABORT_OUTCOMES = {
     m.AbortStatus.ABORTED: AbortOutcome.ABORTED,
     m.AbortStatus.ALREADY_FINISHED: AbortOutcome.ALREADY_FINISHED,
     m.AbortStatus.NOT_FOUND: AbortOutcome.NOT_FOUND,
 }
+_Changing = CarriedChange | CarriedAdapter | Reshaping
 _CHANGES = (
     OperationKind.RELEASE_RESOURCES,
     OperationKind.RESTORE_RESOURCES,
     OperationKind.UPDATE_WEIGHTS,
+    OperationKind.RECONFIGURE_SERVING,
 )
 _ADAPTER_ORDERS = frozenset({OperationKind.LOAD_LORA, OperationKind.UNLOAD_LORA})
-
-
-@dataclass(slots=True)
-class _Carried:
-    """One order's way through the ranks. The kit asks rank by rank, but the log has one entry for
-    all ranks: the first rank asked about writes it. An order ends with the group that took it."""
-
-    operation_id: str
-    gate_before: m.Gate
-    group: Group
-    prepared: Issued | None = None
-    committed: Issued | None = None
-    undone: Issued | None = None
-    results: dict[int, m.Result] = field(default_factory=dict)
-
-    def check_whole(self) -> None:
-        try:
-            self.group.check_whole()
-        except RankLost as error:
-            raise fault_of(error) from error
 
 
 class ReferenceRuntime:
@@ -137,8 +110,8 @@ class ReferenceRuntime:
         self._sources = sources or SourcePolicy()
         self._profiling = profiling
         self._adapters = adapters or AdapterPolicy()
-        self._carried: _Carried | None = None
-        self._changing: CarriedChange | CarriedAdapter | None = None
+        self._carried: CarriedOrder | None = None
+        self._changing: _Changing | None = None
         self._cache = feed_of(engine, now_ns)
         self._handoff = Handoff(
             engine,
@@ -220,7 +193,7 @@ class ReferenceRuntime:
             cache_policies=frozenset(CachePolicy),
             components=frozenset({Component.TARGET}),
             pause_modes=frozenset(PauseMode),
-            reconfigurable=frozenset({ReconfigurableField.ROLE}),
+            reconfigurable=FIELDS,
             new_requests=frozenset(NewRequests),
             models=(self._model_name,),
             world_size=len(self._engine.ranks),
@@ -279,80 +252,29 @@ class ReferenceRuntime:
         await self._pieced(order).stage(rank, chunk)
 
     async def prepare(self, order: Order, rank: int) -> None:
-        """Orders that change nothing the ranks hold need nothing made ready; what can be found out
-        beforehand is whether the rank takes orders at all."""
-        if (change := self._change_of(order)) is not None:
-            await change.prepare(rank)
-            return
-        if isinstance(order.command, ReconfigureServing):
-            await self._generating.prepare(order.command.role)
-        carried = self._carry(order)
-        if carried.prepared is None:
-            carried.prepared = carried.group.issue(m.ReadLoad())
-        await _ack(carried.group, carried.prepared, rank)
+        await self._carried_of(order).prepare(rank)
 
     async def commit(self, order: Order, rank: int) -> None:
-        if (change := self._change_of(order)) is not None:
-            await change.commit(rank)
-            return
-        carried = self._carry(order)
-        if carried.committed is None:
-            carried.committed = carried.group.issue(_rank_order(order.command))
-        carried.results[rank] = await _ack(carried.group, carried.committed, rank)
+        await self._carried_of(order).commit(rank)
 
     async def rollback(self, order: Order, rank: int) -> None:
         """Where that can not be proved the ranks are ended: the next group begins with what every
         rank has settled, so none can go on with something else than the others."""
-        change = self._change_of(order)
-        group = self._carry(order).group if change is None else change.group
+        carried = self._carried_of(order)
         try:
-            await self._undo(order, rank)
+            await carried.rollback(rank)
         except BaseException:  # being cancelled too: then the rank did not answer in time
-            group.give_up(rank, "an order could not be undone on it")
+            carried.group.give_up(rank, "an order could not be undone on it")
             raise
 
-    async def _undo(self, order: Order, rank: int) -> None:
-        """Back to the gate that stood before. A flushed cache stays flushed: it only costs time."""
-        if (change := self._change_of(order)) is not None:
-            await change.rollback(rank)
-            return
-        carried = self._carry(order)
-        if carried.committed is None or isinstance(order.command, FlushCaches | ReconfigureServing):
-            return
-        if carried.undone is None:
-            undo = m.SetGate(gate=carried.gate_before, message=_PAUSED_ABORT)
-            carried.undone = carried.group.issue(undo)
-        await _ack(carried.group, carried.undone, rank)
-
     async def conclude(self, order: Order) -> Conclusion:
-        if (change := self._change_of(order)) is not None:
-            try:
-                return await change.conclude()
-            finally:
-                # Also where it is cancelled behind that point: version and weights go together.
-                command = order.command
-                if isinstance(command, UpdateWeights) and _settled(change):
-                    self._weight_version = command.weight_version
-        if isinstance(order.command, ReconfigureServing):
-            self._generating.take_role(order.command.role)
-            return Conclusion()
-        carried = self._carry(order)
-        # The first rank schedules for all: its counts are theirs.
-        match carried.results[self.ranks[0]]:
-            case m.PrefixFlushed() as flushed:
-                counts = Flushed(CacheKind.PREFIX, flushed.blocks_freed, flushed.blocks_in_use)
-                return Conclusion(flushed=(counts,))
-            case m.GateSet() as changed:
-                # A group that is lost by now comes back with this gate, if it is not back already.
-                if carried.group is not self._engine.group:
-                    carried.check_whole()
-                self._gate = _gate_of(order.command)
-                return Conclusion(
-                    requests_aborted=changed.aborted,
-                    requests_kept=changed.kept,
-                    requests_continued=changed.continued,
-                )
-        raise RuntimeFault("INTERNAL", "a rank answered something else")
+        carried, command = self._carried_of(order), order.command
+        try:
+            return await carried.conclude()
+        finally:
+            # Also where it is cancelled behind that point: version and weights go together.
+            if isinstance(command, UpdateWeights) and _settled(carried):
+                self._weight_version = command.weight_version
 
     def generate(
         self, request: generation_pb2.GenerateRequest
@@ -425,26 +347,37 @@ class ReferenceRuntime:
             raise RuntimeFault("UNSUPPORTED_OPERATION", "this engine records no profiles")
         return self._profiling
 
-    def _carry(self, order: Order) -> _Carried:
+    def _carried_of(self, order: Order) -> _Changing | CarriedOrder:
         """Orders that reach the ranks exclude each other, so there is one at a time; beside it only
-        the update that has this pause of its own."""
+        the order that has this pause of its own."""
+        change = self._change_of(order)
+        if change is not None:
+            return change
         if self._carried is None or self._carried.operation_id != order.operation_id:
-            self._carried = _Carried(order.operation_id, self._gate, self._engine.group)
+            self._carried = CarriedOrder(
+                order.operation_id, order.command, self._engine, self._gate, self._took_gate
+            )
         return self._carried
 
-    def _change_of(self, order: Order) -> CarriedChange | CarriedAdapter | None:
-        command = order.command
-        if not isinstance(
-            command, ReleaseResources | RestoreResources | UpdateWeights | LoadLora | UnloadLora
-        ):
-            return None
-        if self._changing is None or self._changing.operation_id != order.operation_id:
-            if isinstance(command, LoadLora | UnloadLora):
+    def _took_gate(self, gate: m.Gate) -> None:
+        self._gate = gate
+
+    def _change_of(self, order: Order) -> _Changing | None:
+        if self._changing is not None and self._changing.operation_id == order.operation_id:
+            return self._changing
+        match order.command:
+            case LoadLora() | UnloadLora() as command:
                 self._changing = CarriedAdapter(
                     order.operation_id, command, self._engine, self._adapters
                 )
-            else:
+            case ReconfigureServing() as command:
+                self._changing = Reshaping(
+                    order, command, self._engine, lambda: self._gate, self._generating
+                )
+            case ReleaseResources() | RestoreResources() | UpdateWeights() as command:
                 self._changing = self._change_for(order, command)
+            case _:
+                return None
         return self._changing
 
     def _change_for(self, order: Order, command: ChangeCommand) -> CarriedChange:
@@ -459,36 +392,5 @@ class ReferenceRuntime:
         return change
 
 
-def _settled(change: CarriedChange | CarriedAdapter) -> bool:
-    return isinstance(change, CarriedChange) and change.settled
-
-
-async def _ack(group: Group, issued: Issued, rank: int) -> m.Result:
-    try:
-        return await group.ack(issued, rank)
-    except (RankLost, OrderRejected) as error:
-        raise fault_of(error) from error
-
-
-def _gate_of(command: Command) -> m.Gate:
-    if isinstance(command, Pause):
-        return m.Gate.FROZEN if command.mode is PauseMode.KEEP else m.Gate.CLOSED
-    return m.Gate.OPEN
-
-
-def _rank_order(command: Command) -> m.Order:
-    match command:
-        case FlushCaches():
-            return m.FlushPrefixCache()
-        case Pause(mode=mode):
-            return m.SetGate(
-                gate=_gate_of(command),
-                message=_PAUSED_ABORT,
-                only_if_idle=mode is PauseMode.DRAIN,
-            )
-        case Resume():
-            return m.SetGate(gate=m.Gate.OPEN)
-        case ReconfigureServing():
-            # The role is the front end's alone; that a rank answers is all that is asked of it.
-            return m.ReadLoad()
-    raise RuntimeFault("UNSUPPORTED_OPERATION", f"{command.kind.value} is not offered")
+def _settled(carried: _Changing | CarriedOrder) -> bool:
+    return isinstance(carried, CarriedChange) and carried.settled

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.reference_engine.cache_changes import BlockStored, CacheChange
+from app.reference_engine.errors import OrderRefused
 from app.reference_engine.handoff_messages import KvSource
 from app.reference_engine.kv_cache import BlockPool, FlushCount, chain_hash, prefix_root
 from app.reference_engine.messages import (
@@ -156,6 +157,15 @@ class Scheduler:
         """The earlier gate. Ending the live requests before closing is the caller's part."""
         previous, self._gate = self._gate, gate
         return previous
+
+    def set_limits(self, max_running: int, max_batched_tokens: int) -> None:
+        """For the steps from now on. Raises OrderRefused, with nothing changed."""
+        try:
+            self._limits = replace(
+                self._limits, max_running=max_running, max_batched_tokens=max_batched_tokens
+            )
+        except ValueError as error:
+            raise OrderRefused(str(error)) from error
 
     def find(self, request_id: str) -> Sequence | None:
         return self._live.get(request_id)

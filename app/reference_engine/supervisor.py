@@ -21,9 +21,9 @@ from app.reference_engine.limits import CoreSettings
 from app.reference_engine.messages import (
     Ack,
     Broken,
-    EarlierWeights,
     Failed,
     Finished,
+    FirstWeights,
     Ping,
     Pong,
     Prefilled,
@@ -93,7 +93,7 @@ class Supervisor:
         step_deadline_s: float = 60.0,
         rank_timeout_s: float = 10.0,
         watch_interval_s: float = 1.0,
-        earlier: Mapping[int, EarlierWeights] | None = None,
+        earlier: Mapping[int, FirstWeights] | None = None,
         worker: str = WORKER,
     ) -> Supervisor:
         """Start every rank or none. ``on_lost`` gets rank and cause, once: of the rank that is to

@@ -18,6 +18,7 @@ from app.reference_engine import (
     change_orders,
     handoff_messages,
     messages,
+    shape_orders,
     transfer_messages,
 )
 from app.reference_engine.limits import CoreSettings
@@ -29,6 +30,7 @@ _TYPE_KEY = "@"
 _OTHERS: tuple[type, ...] = (
     messages.Start,
     messages.EarlierWeights,
+    shape_orders.LiveWeights,
     messages.Ping,
     messages.StepPlan,
     messages.StepSpan,

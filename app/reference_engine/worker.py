@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.reference_engine import change_orders as c
 from app.reference_engine import messages as m
 from app.reference_engine import recording_orders as r
 from app.reference_engine.errors import OrderRefused, PeerLost, ReferenceEngineError
 from app.reference_engine.pulse import Pulse
 from app.reference_engine.rank_connection import Followers, FrontEnd, Inbox, follow, leave
+from app.reference_engine.shape_orders import BesideSteps
 
 if TYPE_CHECKING:
     from app.reference_engine.core import EngineCore
@@ -95,7 +95,7 @@ def lead(
             followers.send(entry)
             if isinstance(entry.order, r.RecordingOrder):
                 recording.take(entry.index, entry.order)
-            elif isinstance(entry.order, c.BesideSteps):
+            elif isinstance(entry.order, BesideSteps):
                 _prepare(front, core, entry.index, entry.order, _FIRST_RANK)
             else:
                 done = _carry_out(core, entry)
@@ -124,7 +124,7 @@ def _carry_out(core: EngineCore, entry: m.Entry) -> list[m.Report]:
 
 
 def _prepare(
-    front: FrontEnd, target: EngineCore | Follower, index: int, order: c.BesideSteps, rank: int
+    front: FrontEnd, target: EngineCore | Follower, index: int, order: BesideSteps, rank: int
 ) -> None:
     """In a thread, so that steps and other orders go on; it acknowledges the order at its end."""
 
@@ -159,7 +159,7 @@ def compute_along(
                 follower.compute(item)
         elif item is not None and isinstance(item.order, r.RecordingOrder):
             recording.take(item.index, item.order)
-        elif item is not None and isinstance(item.order, c.BesideSteps):
+        elif item is not None and isinstance(item.order, BesideSteps):
             _prepare(front, follower, item.index, item.order, rank)
         elif item is not None:
             try:
