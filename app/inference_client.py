@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
 import grpc
 
-from app.rpc.openengine.v1 import error_pb2, generation_pb2, openengine_pb2_grpc
+from app.rpc.openengine.v1 import error_pb2, generation_pb2, kv_pb2, openengine_pb2_grpc
 
 # A held request sends nothing until its pause is lifted, and middleboxes drop quiet connections.
 _CHANNEL_OPTIONS = [("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000)]
@@ -55,6 +56,13 @@ class Finished:
     cached_prompt_tokens: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class KvSession:
+    """The KV of one prompt, held by a prefill engine for a while. Whoever has this can fetch it."""
+
+    reference: kv_pb2.KvSessionRef = field(repr=False)
+
+
 class GenerationRefused(Exception):
     """The engine would not begin or go on. `reason` is the name of its `ErrorCode` or, where the
     call itself was refused, of the gRPC status; `message` is the engine's own."""
@@ -96,28 +104,59 @@ class InferenceClient:
         await self._channel.close()
 
     async def generate(
-        self, generation: Generation, *, timeout_s: float
+        self, generation: Generation, *, timeout_s: float, session: KvSession | None = None
     ) -> AsyncIterator[Piece | Finished]:
-        """Pieces as they come, then exactly one `Finished`. Closing the iterator aborts.
+        """Pieces as they come, then exactly one `Finished`. Closing the iterator aborts. A decode
+        engine goes on from the `session` of the same prompt.
 
         Raises GenerationRefused or EngineOutOfReach.
         """
-        call = self._stub.Generate(_request(generation), metadata=self._metadata, timeout=timeout_s)
-        try:
-            async for response in call:
+        request = _request(generation)
+        if session is not None:
+            request.kv.session.CopyFrom(session.reference)
+        async with aclosing(self._responses(request, timeout_s)) as responses:
+            async for response in responses:
                 event = response.WhichOneof("event")
                 if event == "token":
                     yield Piece(response.token.text, len(response.token.tokens))
                 elif event == "finished":
                     yield _finished(response)
                     return
-                elif event == "error":
+                elif event == "prefill_ready":
+                    message = "this engine does prefill alone: have a decode engine go on"
+                    raise GenerationRefused("ROLE_MISMATCH", message, retryable=False)
+        raise EngineOutOfReach("the engine ended the stream without saying how")
+
+    async def prefill(self, generation: Generation, *, timeout_s: float) -> KvSession:
+        """Have a prefill engine compute the prompt. Raises as `generate`."""
+        async with aclosing(self._responses(_request(generation), timeout_s)) as responses:
+            async for response in responses:
+                match response.WhichOneof("event"):
+                    case "prefill_ready":
+                        return KvSession(response.prefill_ready.kv_session)
+                    case "token":
+                        raise GenerationRefused(
+                            "ROLE_MISMATCH", "this engine does not prefill alone", retryable=False
+                        )
+                    case "finished":
+                        message = response.finished.message
+                        raise GenerationRefused("CANCELLED", message, retryable=False)
+        raise EngineOutOfReach("the engine ended the stream without saying how")
+
+    async def _responses(
+        self, request: generation_pb2.GenerateRequest, timeout_s: float
+    ) -> AsyncGenerator[generation_pb2.GenerateResponse]:
+        """Without errors, which are raised."""
+        call = self._stub.Generate(request, metadata=self._metadata, timeout=timeout_s)
+        try:
+            async for response in call:
+                if response.WhichOneof("event") == "error":
                     raise _refused(response.error)
+                yield response
         except grpc.aio.AioRpcError as error:
             raise _failure(error) from None
         finally:
             call.cancel()
-        raise EngineOutOfReach("the engine ended the stream without saying how")
 
 
 def _request(generation: Generation) -> generation_pb2.GenerateRequest:

@@ -38,6 +38,10 @@ def generate(
             envvar="CHADBURN_INFERENCE_ADDRESS", help="The engine's inference listener, host:port."
         ),
     ] = None,
+    prefill: Annotated[
+        str | None,
+        typer.Option(help="A prefill engine's inference listener; --address is a decode engine."),
+    ] = None,
     token: Annotated[
         str | None, typer.Option(envvar="CHADBURN_INFERENCE_TOKEN", help="Inference token.")
     ] = None,
@@ -60,11 +64,16 @@ def generate(
         "seed": seed,
         "lora": lora,
     }
-    raise typer.Exit(asyncio.run(_stream(address, token, wanted, timeout, as_json)))
+    raise typer.Exit(asyncio.run(_stream(address, prefill, token, wanted, timeout, as_json)))
 
 
 async def _stream(
-    address: str, token: str, wanted: dict[str, object], timeout_s: float, as_json: bool
+    address: str,
+    prefill: str | None,
+    token: str,
+    wanted: dict[str, object],
+    timeout_s: float,
+    as_json: bool,
 ) -> Exit:
     # grpc takes a while to load, and the other verbs do without it.
     from app.inference_client import (
@@ -77,13 +86,18 @@ async def _stream(
 
     try:
         client = InferenceClient(address, plain(token))
+        first = InferenceClient(prefill or address, plain(token))
     except ValueError as error:
         raise usage(str(error)) from error
     exit_ = Exit.UNKNOWN
-    async with client:
+    async with client, first:
         try:
             generation = Generation(**wanted)  # type: ignore[arg-type]
-            async for piece in client.generate(generation, timeout_s=timeout_s):
+            session = None
+            if prefill is not None:
+                session = await first.prefill(generation, timeout_s=timeout_s)
+            pieces = client.generate(generation, timeout_s=timeout_s, session=session)
+            async for piece in pieces:
                 if isinstance(piece, Finished):
                     exit_ = _ENDS.get(piece.reason, Exit.UNKNOWN)
                     _finish(piece.reason, piece.message, _usage(piece), as_json)
@@ -99,7 +113,8 @@ async def _stream(
                 f"the engine says: {error.message} ({error.reason})",
             ) from error
         except EngineOutOfReach as error:
-            raise CommandFailed(Exit.UNREACHABLE, f"{address}: {error}") from error
+            asked = ", ".join(filter(None, (prefill, address)))
+            raise CommandFailed(Exit.UNREACHABLE, f"{asked}: {error}") from error
     return exit_
 
 
