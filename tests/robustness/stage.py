@@ -17,8 +17,9 @@ from app.reference_engine import messages as m
 from app.reference_engine.assembly import build_rank
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.serving import EngineSettings, Pace, served
+from app.reference_engine.tiny_adapter import write_tiny_adapter
 from app.rpc.openengine.v1 import admin_pb2 as pb
-from app.rpc.openengine.v1 import generation_pb2
+from app.rpc.openengine.v1 import generation_pb2, lora_pb2
 from tests.reference_engine.calling import Call, Clients, Told, clients_of
 from tests.reference_engine.serving import PATIENCE_S, PROMPT, alive, eventually
 from tests.robustness.breaking_rank import FOLDER, MODULE, Faults
@@ -26,7 +27,6 @@ from tests.robustness.breaking_rank import FOLDER, MODULE, Faults
 FILE = "model.safetensors"
 # Long enough to be met by an order, short enough for a drain.
 TOKENS = 40
-RESTARTS_LOST_RANKS = True
 OPEN = pb.ADMISSION_STATE_OPEN
 VALID = pb.WEIGHTS_STATE_VALID
 _DTYPES = {torch.float32: pb.TENSOR_DTYPE_FLOAT32, torch.bfloat16: pb.TENSOR_DTYPE_BFLOAT16}
@@ -60,13 +60,13 @@ class Stage:
     """``versions``: checkpoints by the name that their weights get; the first is served first."""
 
     def __init__(
-        self, settings: EngineSettings, faults: Faults, versions: Mapping[str, Path]
+        self, settings: EngineSettings, faults: Faults, versions: Mapping[str, Path], adapter: Path
     ) -> None:
         self._settings = settings
+        self._adapter = adapter
         self.faults = faults
         self.versions = versions
         self.ranks = range(settings.core.tensor_parallel_size)
-        self.rank_timeout_s = settings.order_deadline_s
         self.clients: Clients
         self.sound = True  # set by tests: left as it was found
         self._stack = AsyncExitStack()
@@ -133,8 +133,6 @@ class Stage:
             return not alive(broken_pid)
 
         await eventually(gone)
-        if not RESTARTS_LOST_RANKS:
-            await self.start_again()
 
         async def updated() -> bool:
             try:
@@ -144,9 +142,24 @@ class Stage:
 
         await eventually(updated)
 
-    async def open(self) -> None:
-        if (await self.clients.profile()).state.admission != OPEN:
+    async def leave_as_found(self) -> None:
+        """Open, and without adapters."""
+        state = (await self.clients.profile()).state
+        if state.admission != OPEN:
             await self.clients.resume()
+        for lora in state.loras:
+            await self.unload(lora.lora_name)
+
+    async def load(self, name: str) -> None:
+        """Raises AioRpcError."""
+        wanted = lora_pb2.LoraAdapter(lora_name=name, source_path=str(self._adapter))
+        request = lora_pb2.LoadLoraRequest(adapter=wanted)
+        await self.clients.control.LoadLora(request, timeout=PATIENCE_S)
+
+    async def unload(self, name: str) -> None:
+        """Raises AioRpcError."""
+        request = lora_pb2.UnloadLoraRequest(lora_name=name)
+        await self.clients.control.UnloadLora(request, timeout=PATIENCE_S)
 
     async def _update_fully(self, version: str) -> bool:
         profile = await self.clients.profile()
@@ -197,8 +210,7 @@ async def stage(
         weight_version=first,
         weights_roots=tuple(versions.values()),
         insecure_loopback=True,
-        order_deadline_s=rank_timeout_s,
-        step_deadline_s=rank_timeout_s,
+        lora_roots=(folder,),
         rank_timeout_s=rank_timeout_s,
         recovery=Pace(calm_s=0.0),  # every loss here is one that was asked for
         worker=MODULE,
@@ -211,7 +223,8 @@ async def stage(
         ),
         stop_grace_s=0.0,
     )
-    made = Stage(settings, Faults(faults), versions)
+    adapter = write_tiny_adapter(versions[first], folder / "adapter")
+    made = Stage(settings, Faults(faults), versions, adapter)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv(FOLDER, str(faults))  # the ranks inherit it
         try:
