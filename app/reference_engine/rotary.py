@@ -39,7 +39,13 @@ def _llama3_frequencies(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
     return torch.where(between, blended, scaled)
 
 
-def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def signed_sines(angles: Tensor) -> Tensor:
+    """For :func:`rotated`: the sines of whole heads' angles, those of the first half negative."""
+    sines = angles.sin()
+    sines[..., : sines.shape[-1] // 2].neg_()
+    return sines
+
+
+def rotated(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     """Rotary positions in the half-split layout of the Hugging Face checkpoints."""
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cos + torch.cat((-second, first), dim=-1) * sin
+    return heads * cos + heads.roll(heads.shape[-1] // 2, dims=-1) * signed_sin

@@ -54,15 +54,17 @@ def sample(
     Order: banned tokens out, penalties, then greedy at temperature 0; otherwise temperature,
     ``min_p``, ``top_k``, and ``top_p`` over what those left. Ties go to the lower id.
     """
+    if sampling.temperature == 0.0 and not banned_ids and not _penalises(sampling):
+        return _likeliest(logits)
     scores: _Scores = logits.astype(np.float64)
     if banned_ids:
         scores[list(banned_ids)] = -np.inf
     _penalise(scores, sampling, prompt_ids, output_ids)
+    if sampling.temperature == 0.0:
+        return _likeliest(scores)
     highest = float(scores.max())
     if not np.isfinite(highest):
         raise NoFiniteLogits
-    if sampling.temperature == 0.0:
-        return int(scores.argmax())
     # Relative to the highest: a tiny temperature then underflows to 0 instead of overflowing.
     scores = (scores - highest) / sampling.temperature
     weights = np.exp(_filter(scores, sampling))
@@ -85,6 +87,22 @@ def score(logits: Row, token_id: int, wanted: Logprobs) -> tuple[Scored, tuple[S
     if wanted.top_n:
         named = [int(one) for one in np.argsort(-values, kind="stable")[: wanted.top_n]]
     return of(token_id), tuple(of(one) for one in named)
+
+
+def _likeliest(scores: Row | _Scores) -> int:
+    """The first of the highest; one that is no number counts as that."""
+    likeliest = int(scores.argmax())
+    if not np.isfinite(scores[likeliest]):
+        raise NoFiniteLogits
+    return likeliest
+
+
+def _penalises(sampling: Sampling) -> bool:
+    return bool(
+        sampling.frequency_penalty
+        or sampling.presence_penalty
+        or sampling.repetition_penalty != 1.0
+    )
 
 
 def _penalise(
