@@ -90,6 +90,7 @@ def create_app(
         ApiSettings(
             allowed_hosts=_hosts_of(settings),
             max_body_bytes=settings.max_body_bytes,
+            max_update_bytes=settings.max_update_bytes,
             max_concurrent_requests=settings.max_concurrent_requests,
             receive_timeout_s=settings.receive_timeout_s,
             trusted_proxies=settings.trusted_proxies,

@@ -173,6 +173,9 @@ class Settings(BaseSettings):
     key_retention_hours: int = Field(default=24, ge=24, le=24 * 366)
 
     max_body_bytes: int = Field(default=1 << 20, ge=1024, le=1 << 30)
+    max_update_bytes: int = Field(default=16 << 20, ge=1024, le=1 << 30)
+    """Of the body of an update of weights, which may hold tensors as base64; never less than
+    `max_body_bytes`."""
     max_concurrent_requests: int = Field(default=256, ge=1)
     receive_timeout_s: float = Field(default=30.0, gt=0, le=3600)
     """For a request's head to arrive, and then for its body."""

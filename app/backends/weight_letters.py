@@ -8,14 +8,15 @@ from app.domain.tensors import TensorSpec
 from app.domain.weight_sources import (
     DiskWeights,
     DistributedWeights,
+    InlineTensor,
+    InlineWeights,
     SharedMemoryWeights,
 )
 from app.rpc.openengine.v1 import admin_pb2
 
 
 def update_request(command: UpdateWeights) -> admin_pb2.UpdateWeightsRequest:
-    """TypeError: tensors inside the order. They are not in the ledger that it is sent from, and
-    an order without them would be another one."""
+    """TypeError: inline tensors without their content, which would be another order."""
     request = admin_pb2.UpdateWeightsRequest(
         weight_version=command.weight_version,
         cache_policy=number_of(admin_pb2.CachePolicy, command.cache_policy),
@@ -50,10 +51,21 @@ def _set_source(request: admin_pb2.UpdateWeightsRequest, command: UpdateWeights)
             )
         case SharedMemoryWeights() as memory:
             request.tensors.shared_memory.CopyFrom(_shared_memory(memory))
+        case InlineWeights(tensors=tensors):
+            request.tensors.inline.CopyFrom(_inline(tensors))
         case DistributedWeights() as group:
             request.distributed.CopyFrom(_distributed(group))
         case other:
             raise TypeError(f"{other.kind.value} weights are not sent this way")
+
+
+def _inline(tensors: tuple[InlineTensor, ...]) -> admin_pb2.InlineWeights:
+    inline = admin_pb2.InlineWeights()
+    for one in tensors:
+        if one.data is None:
+            raise TypeError("the content of a tensor did not come with the order")
+        inline.tensors.add(spec=_spec(one.spec), data=one.data)
+    return inline
 
 
 def _shared_memory(memory: SharedMemoryWeights) -> admin_pb2.SharedMemoryWeights:

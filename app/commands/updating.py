@@ -10,6 +10,7 @@ import typer
 
 from app.commands.ending import usage
 from app.commands.http import Gateway, Json
+from app.commands.inline_tensors import tensors_of
 from app.commands.ordering import Order, verb
 from app.commands.orders import EngineId, engine_path
 from app.domain.kinds import CachePolicy, Component, NewRequests, PauseMode
@@ -25,6 +26,10 @@ def update_weights(
     ] = None,
     source: Annotated[
         Path | None, typer.Option(help="Instead: a JSON file with any `source` of the HTTP API.")
+    ] = None,
+    inline: Annotated[
+        Path | None,
+        typer.Option(help="Instead: a safetensors file here, whose tensors go with the order."),
     ] = None,
     pause: Annotated[
         PauseMode | None, typer.Option(help="Pause in this mode meanwhile, then serve again.")
@@ -50,7 +55,7 @@ def update_weights(
 ) -> Order:
     """Give an engine new weights, on all ranks or on none."""
     body: Json = {
-        "source": _source(disk, source),
+        "source": _source(disk, source, inline),
         "weight_version": weight_version,
         "cache_policy": cache_policy.value,
     }
@@ -72,9 +77,11 @@ def update_weights(
     return Order(engine_path(engine, "/update-weights"), body)
 
 
-def _source(disk: str | None, file: Path | None) -> Any:
-    if (disk is None) == (file is None):
-        raise usage("say where the weights come from: --disk FOLDER, or --source FILE")
+def _source(disk: str | None, file: Path | None, inline: Path | None) -> Any:
+    if sum(given is not None for given in (disk, file, inline)) != 1:
+        raise usage("say where weights come from: --disk FOLDER, --source FILE or --inline FILE")
+    if inline is not None:
+        return {"tensors": {"inline": {"tensors": tensors_of(inline)}}}
     if file is None:
         return {"disk": {"path": disk}}
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from app.domain.capabilities import Capabilities
 from app.domain.errors import (
@@ -33,6 +33,21 @@ class Command:
     def document(self) -> JsonObject:
         """The order as the ledger keeps it; `command_of` reads it back."""
         return {} if self.model is None else {"model": self.model}
+
+    @property
+    def payload(self) -> bytes | None:
+        """What goes with the order and is no part of its document. None: nothing does."""
+        return None
+
+    def carrying(self, payload: bytes) -> Self:
+        """The same order, read back from its document, with what went with it. ValueError: that is
+        not what went with it."""
+        raise ValueError(f"{self.kind.value} carries nothing, and not {len(payload)} bytes")
+
+    @property
+    def lacks_payload(self) -> bool:
+        """Whether it was read back from its document and can't be sent so."""
+        return False
 
     def check_supported(self, can: Capabilities) -> None:
         """Raises UnsupportedOperation, or InvalidArgument for a model that is not there."""

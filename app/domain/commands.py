@@ -31,7 +31,7 @@ from app.domain.kinds import (
 from app.domain.operation import JsonObject, JsonValue
 from app.domain.resource_orders import ReleaseResources, RestoreResources
 from app.domain.serving_orders import LoadLora, ReconfigureServing, StartProfile, UnloadLora
-from app.domain.weight_orders import PauseAround, UnderPause, UpdateWeights
+from app.domain.weight_orders import PauseAround, SetWeightVersion, UnderPause, UpdateWeights
 
 __all__ = [
     "AbortRequests",
@@ -44,6 +44,7 @@ __all__ = [
     "ReleaseResources",
     "RestoreResources",
     "Resume",
+    "SetWeightVersion",
     "StartProfile",
     "UnderPause",
     "UnloadLora",
@@ -212,6 +213,7 @@ _READERS: Mapping[OperationKind, Callable[[JsonObject], Command]] = {
     OperationKind.RELEASE_RESOURCES: ReleaseResources.of,
     OperationKind.RESTORE_RESOURCES: RestoreResources.of,
     OperationKind.UPDATE_WEIGHTS: UpdateWeights.of,
+    OperationKind.SET_WEIGHT_VERSION: SetWeightVersion.of,
     OperationKind.PROFILE: StartProfile.of,
     OperationKind.RECONFIGURE_SERVING: ReconfigureServing.of,
     OperationKind.LOAD_LORA: LoadLora.of,

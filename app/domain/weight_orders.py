@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias, cast
+from dataclasses import dataclass, replace
+from typing import Self, TypeAlias, cast
 
 from app.domain.capabilities import Capabilities
 from app.domain.command import Command, fault, refuse_frozen, refuse_released
-from app.domain.errors import DrainRunning, NotPaused, StalePauseEpoch
+from app.domain.errors import DrainRunning, NotPaused, StalePauseEpoch, WeightsNotValid
 from app.domain.facts import EngineFacts
 from app.domain.kinds import (
     Admission,
@@ -17,11 +17,13 @@ from app.domain.kinds import (
     OperationKind,
     PauseMode,
     ResourceKind,
+    WeightsState,
 )
 from app.domain.operation import JsonObject, JsonValue
 from app.domain.weight_sessions import SessionWeights
 from app.domain.weight_sources import (
     DistributedWeights,
+    InlineWeights,
     WeightSource,
     source_document,
     source_of,
@@ -87,10 +89,7 @@ class UpdateWeights(Command):
     check_finite: bool = False
 
     def __post_init__(self) -> None:
-        version = self.weight_version
-        if not version or not version.isprintable() or len(version) > MAX_VERSION_CHARS:
-            detail = f"must be 1 to {MAX_VERSION_CHARS} printable characters"
-            raise fault("/weight_version", detail)
+        _check_version(self.weight_version)
         if not self.components:
             raise fault("/components", "name at least one component")
         if len(set(self.components)) != len(self.components):
@@ -128,6 +127,19 @@ class UpdateWeights(Command):
             check_finite=cast("bool", document["check_finite"]),
         )
 
+    @property
+    def payload(self) -> bytes | None:
+        return self.source.content if isinstance(self.source, InlineWeights) else None
+
+    def carrying(self, payload: bytes) -> Self:
+        if not isinstance(self.source, InlineWeights):
+            raise ValueError("only inline tensors go with the order")
+        return replace(self, source=self.source.filled(payload))
+
+    @property
+    def lacks_payload(self) -> bool:
+        return isinstance(self.source, InlineWeights) and self.source.content is None
+
     def check_supported(self, can: Capabilities) -> None:
         Command.check_supported(self, can)
         source = self.source
@@ -136,6 +148,8 @@ class UpdateWeights(Command):
         self._require(f"cache_policy {policy.value}", policy in can.cache_policies)
         for component in self.components:
             self._require(f"component {component.value}", component in can.components)
+        if isinstance(source, InlineWeights):
+            source.check_fits(can.limits.max_message_bytes)
         if isinstance(source, DistributedWeights):
             source.check_ranks(can.world_size)
         if isinstance(source, SessionWeights):
@@ -156,6 +170,38 @@ class UpdateWeights(Command):
         # There is nothing to write into; what else is released does not matter.
         refuse_released(facts.released & {ResourceKind.WEIGHTS})
         self.admission.check_state(facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetWeightVersion(Command):
+    """A label alone: the weights stay, and so does what they have cached."""
+
+    kind = OperationKind.SET_WEIGHT_VERSION
+    weight_version: str
+
+    def __post_init__(self) -> None:
+        _check_version(self.weight_version)
+
+    def document(self) -> JsonObject:
+        return {**Command.document(self), "weight_version": self.weight_version}
+
+    @classmethod
+    def of(cls, document: JsonObject) -> SetWeightVersion:
+        return cls(
+            model=cast("str | None", document.get("model")),
+            weight_version=cast("str", document["weight_version"]),
+        )
+
+    def check_state(self, facts: EngineFacts) -> None:
+        """Weights that are not valid have no name. Raises WeightsNotValid."""
+        if facts.weights.state is not WeightsState.VALID:
+            raise WeightsNotValid(f"weights are {facts.weights.state.value}")
+
+
+def _check_version(version: str) -> None:
+    if not version or not version.isprintable() or len(version) > MAX_VERSION_CHARS:
+        detail = f"must be 1 to {MAX_VERSION_CHARS} printable characters"
+        raise fault("/weight_version", detail)
 
 
 def _admission(document: JsonObject) -> AdmissionRule:

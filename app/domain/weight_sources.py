@@ -30,6 +30,9 @@ __all__ = [
     "source_of",
 ]
 
+# What a tensor takes in a message beside its name and content, and the message beside its tensors.
+_SPEC_BYTES = 256
+_MESSAGE_BYTES = 4096
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -158,6 +161,38 @@ class InlineWeights:
         for index, one in enumerate(self.tensors):
             if one.data is not None and len(one.data) != one.spec.size_bytes:
                 raise fault(f"{pointer}/{index}/data", "is not as long as dtype and shape say")
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(one.spec.size_bytes for one in self.tensors)
+
+    @property
+    def content(self) -> bytes | None:
+        """All tensors, one after the other. None: read back from a document."""
+        parts = [one.data for one in self.tensors]
+        return None if None in parts else b"".join(cast("list[bytes]", parts))
+
+    def filled(self, content: bytes) -> InlineWeights:
+        """The same with `content` in it. ValueError: it is not theirs."""
+        if len(content) != self.size_bytes:
+            raise ValueError("the content is not as long as the tensors are")
+        filled, at = [], 0
+        for one in self.tensors:
+            data = content[at : at + one.spec.size_bytes]
+            at += one.spec.size_bytes
+            filled.append(InlineTensor.carrying(one.spec, data))
+        found = InlineWeights(tuple(filled))
+        if found != self:
+            raise ValueError("the content has not the SHA-256 of the tensors")
+        return found
+
+    def check_fits(self, limit_bytes: int) -> None:
+        """Whether they go into one message of that size, 0: no limit is told. Raises
+        InvalidArgument."""
+        overhead = sum(len(one.spec.name) + _SPEC_BYTES for one in self.tensors)
+        if limit_bytes and self.size_bytes + overhead + _MESSAGE_BYTES > limit_bytes:
+            detail = f"are more than this engine takes in one message ({limit_bytes} bytes)"
+            raise fault("/source/tensors/inline/tensors", detail)
 
     def document(self) -> dict[str, JsonValue]:
         tensors: list[JsonValue] = [

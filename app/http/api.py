@@ -59,6 +59,7 @@ class ApiSettings:
 
     allowed_hosts: tuple[str, ...]
     max_body_bytes: int = 1 << 20
+    max_update_bytes: int = 16 << 20
     max_concurrent_requests: int = 256
     receive_timeout_s: float = 30.0
     trusted_proxies: tuple[str, ...] = ()
@@ -115,6 +116,7 @@ def _layers(
             Doors,
             allowed_hosts=settings.allowed_hosts,
             max_body_bytes=settings.max_body_bytes,
+            max_update_bytes=settings.max_update_bytes,
             max_concurrent=settings.max_concurrent_requests,
             receive_timeout_s=settings.receive_timeout_s,
         ),

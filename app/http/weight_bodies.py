@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from app.domain.command import fault
-from app.domain.commands import Command, PauseAround, UnderPause, UpdateWeights
+from app.domain.commands import (
+    Command,
+    PauseAround,
+    SetWeightVersion,
+    UnderPause,
+    UpdateWeights,
+)
 from app.domain.kinds import (
     CachePolicy,
     CollectiveBackend,
@@ -22,6 +29,8 @@ from app.domain.weight_sources import (
     DiskWeights,
     DistributedWeights,
     FileDigest,
+    InlineTensor,
+    InlineWeights,
     SharedMemoryTensor,
     SharedMemoryWeights,
     WeightSource,
@@ -92,11 +101,49 @@ class SharedMemorySourceBody(Body):
         )
 
 
-class TensorSourceBody(Body):
-    shared_memory: SharedMemorySourceBody
+class InlineTensorBody(TensorSpecBody):
+    data: Annotated[str, StringConstraints(max_length=1 << 30)] = Field(
+        description="Base64: the elements row by row, little endian, without padding between them.",
+        json_schema_extra={"contentEncoding": "base64"},
+    )
 
-    def source(self) -> SharedMemoryWeights:
-        return self.shared_memory.source()
+    def tensor(self, pointer: str) -> InlineTensor:
+        """Raises InvalidArgument."""
+        try:
+            data = base64.b64decode(self.data, validate=True)
+        except ValueError:
+            raise fault(f"{pointer}/data", "is not base64") from None
+        return InlineTensor.carrying(self.spec(), data)
+
+
+class InlineSourceBody(Body):
+    """All of it within the engine's limit for one message, and the gateway's for one body."""
+
+    tensors: Annotated[
+        tuple[InlineTensorBody, ...],
+        BeforeValidator(sequence),
+        Field(min_length=1, max_length=65536),
+    ]
+
+    def source(self) -> InlineWeights:
+        pointer = "/source/tensors/inline/tensors"
+        return InlineWeights(
+            tuple(one.tensor(f"{pointer}/{index}") for index, one in enumerate(self.tensors))
+        )
+
+
+class TensorSourceBody(Body):
+    """One of them."""
+
+    shared_memory: SharedMemorySourceBody | None = None
+    inline: InlineSourceBody | None = None
+
+    def source(self) -> WeightSource:
+        match [one for one in (self.shared_memory, self.inline) if one is not None]:
+            case [one]:
+                return one.source()
+            case _:
+                raise fault("/source/tensors", "say shared_memory, or inline")
 
 
 class DistributedSourceBody(Body):
@@ -158,13 +205,25 @@ class UnderPauseBody(Body):
     )
 
 
+WeightVersion = Annotated[
+    str, StringConstraints(min_length=1, max_length=MAX_VERSION_CHARS, pattern=_ONE_LINE)
+]
+
+
+class SetWeightVersionBody(OrderBody):
+    weight_version: WeightVersion = Field(description="What the weights are called from now on.")
+
+    def command(self) -> Command:
+        return SetWeightVersion(model=self.model, weight_version=self.weight_version)
+
+
 class UpdateWeightsBody(OrderBody):
     """Either `pause`, or `under_pause` where the engine is paused already."""
 
     source: WeightSourceBody
-    weight_version: Annotated[
-        str, StringConstraints(min_length=1, max_length=MAX_VERSION_CHARS, pattern=_ONE_LINE)
-    ] = Field(description="The engine's when, and only when, the update has succeeded.")
+    weight_version: WeightVersion = Field(
+        description="The engine's when, and only when, the update has succeeded."
+    )
     cache_policy: Annotated[CachePolicy, Field(strict=False)] = Field(
         CachePolicy.FLUSH, description="What becomes of KV that the earlier weights computed."
     )

@@ -16,6 +16,7 @@ from app.ledger.engines import Engines
 from app.ledger.events import Events
 from app.ledger.leases import Leases
 from app.ledger.operations import Operations
+from app.ledger.payloads import Payloads
 from app.ledger.schema import ReleaseSchema, bring_up, check_connection, release_schema
 from app.ledger.tables import ledger
 from app.ledger.target import LedgerFile, sole_process, target_of
@@ -39,6 +40,7 @@ class Ledger:
     events: Events
     audit: Audit
     leases: Leases
+    payloads: Payloads
 
     def __init__(
         self, database: Database, wakes: Wakes, clock: Clock, schema: ReleaseSchema, identity: str
@@ -50,6 +52,7 @@ class Ledger:
         self.events = Events(database, wakes)
         self.audit = Audit(database)
         self.leases = Leases(database, clock)
+        self.payloads = Payloads(database)
         self._database = database
         self._schema = schema
         self._held = AsyncExitStack()

@@ -14,6 +14,7 @@ from app.domain.operation import Actor, Operation
 from app.domain.transitions import Advanced, Queued, accepted_event, advance
 from app.ledger import audit as auditing
 from app.ledger import leases as leasing
+from app.ledger import payloads
 from app.ledger.constraints import violations
 from app.ledger.database import Database, Write
 from app.ledger.errors import Superseded
@@ -46,10 +47,11 @@ class Operations:
         key: KeyClaim | None,
         audit: AuditEntry,
         queued: bool = False,
+        payload: bytes | None = None,
     ) -> Accepted:
-        """Take on a new operation (`accepted`, sequence 1): its row, its key, its first event and
-        the audit entry, in one transaction. `queued`: it goes on to `queued` in the same one, and
-        does not take the engine's slot.
+        """Take on a new operation (`accepted`, sequence 1): its row, its key, its payload, its
+        first event and the audit entry, in one transaction. `queued`: it goes on to `queued` in
+        the same one, and does not take the engine's slot.
 
         A key used before for the same request gives that operation, `fresh` False, and writes
         nothing; so does losing a race for the key. A refusal leaves the key unused.
@@ -58,7 +60,7 @@ class Operations:
         open exclusive operation, UnknownEngine.
         """
         return await self._database.write(
-            lambda write: self._accept(write, operation, key, audit, queued)
+            lambda write: self._accept(write, operation, key, audit, queued, payload)
         )
 
     async def _accept(
@@ -68,6 +70,7 @@ class Operations:
         key: KeyClaim | None,
         audit: AuditEntry,
         queued: bool,
+        payload: bytes | None,
     ) -> Accepted:
         now = self._clock.now()
         if key is not None:
@@ -94,6 +97,8 @@ class Operations:
 
         with violations():
             await write.connection.execute(operations.insert().values(operation_values(taken)))
+            if payload is not None:
+                await payloads.keep(write, taken.id, payload)
             for event in events:
                 await append(write, event, operation.kind)
         await auditing.write_entry(write, audit)
@@ -221,6 +226,8 @@ class Operations:
                 )
             if advanced.event is not None:
                 await append(write, advanced.event, before.kind)
+        if after.done:
+            await payloads.forget(write, after.id)
         if audit is not None:
             await auditing.write_entry(write, audit)
         return after

@@ -19,6 +19,7 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     UniqueConstraint,
@@ -221,6 +222,14 @@ idempotency_keys = Table(
     Column("expires_at", UtcTime, nullable=False),
     Index(None, "expires_at"),
     Index(None, "operation_id"),
+)
+
+# Apart from the operations: nothing that is read to be shown comes by it.
+payloads = Table(
+    "payloads",
+    metadata,
+    Column("operation_id", Words, ForeignKey("operations.id"), primary_key=True),
+    Column("content", LargeBinary, nullable=False),
 )
 
 audit = Table(

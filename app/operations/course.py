@@ -156,7 +156,15 @@ class Course:
     ) -> str | None:
         """Hear it to its end. Else why its outcome is not known. `again`: it is sent once more."""
         try:
-            async with aclosing(backend.carry_out(self._order())) as facts:
+            order = await self._whole_order()
+        except ValueError as error:
+            log.error("operation %s can't be sent: %s", self.operation.id, error)
+            if first:
+                await self._end(_nothing_to_send())
+                return None
+            return "what went with the order is no longer there"
+        try:
+            async with aclosing(backend.carry_out(order)) as facts:
                 async for fact in facts:
                     await self._hear(fact)
                     if self._ended():
@@ -319,6 +327,16 @@ class Course:
         # A method: what it says changes while this waits.
         return self.operation.done
 
+    async def _whole_order(self) -> Order:
+        """With what goes with it. ValueError: that is gone, or is another's."""
+        order = self._order()
+        if not order.command.lacks_payload:
+            return order
+        payload = await self._log.payload()
+        if payload is None:
+            raise ValueError("its payload is not there")
+        return replace(order, command=order.command.carrying(payload))
+
     def _order(self) -> Order:
         operation = self.operation
         sent_at, deadline_at = operation.started_at, operation.deadline_at
@@ -356,6 +374,13 @@ def _too_late(message: str) -> Failed:
         error=OperationError(
             "DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", message, effect=FailureEffect.NONE
         )
+    )
+
+
+def _nothing_to_send() -> Failed:
+    message = "the gateway has lost what goes with the order; it was not sent"
+    return Failed(
+        error=OperationError("DATA_LOSS", "PAYLOAD_LOST", message, effect=FailureEffect.NONE)
     )
 
 

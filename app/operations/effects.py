@@ -15,6 +15,7 @@ from app.domain.commands import (
     ReleaseResources,
     RestoreResources,
     Resume,
+    SetWeightVersion,
     StartProfile,
     UnloadLora,
     UpdateWeights,
@@ -55,6 +56,9 @@ def effect_of(command: Command, facts: EngineFacts, load: JsonObject | None) -> 
             return f"Loads the adapter {command.name} on all ranks."
         case UnloadLora():
             return f"Unloads the adapter {command.name} from all ranks, unless requests use it."
+        case SetWeightVersion():
+            before = facts.weights.version or "undeclared"
+            return f"Calls the weights {command.weight_version}, which are {before} now."
         case UpdateWeights():
             return _update(command, facts, load)
         case _:

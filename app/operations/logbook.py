@@ -69,6 +69,10 @@ class Logbook:
             raise LetGo
         self._operation = stored
 
+    async def payload(self) -> bytes | None:
+        """What goes with the order; None: nothing does any more."""
+        return await self._persist(lambda: self._ledger.payloads.get(self._operation.id))
+
     async def take(self, fact: Fact) -> Refusal | None:
         """Write it down. None: it is written. Returns only when one or the other is certain; a
         database that is away is waited for. Raises LetGo."""

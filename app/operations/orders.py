@@ -213,6 +213,7 @@ class Orders:
             accepted = await self._ledger.operations.accept(
                 operation,
                 key=KeyClaim(key, request.fingerprint, now + self._key_retention),
+                payload=request.command.payload,
                 audit=entry_of(
                     now,
                     kind.value,

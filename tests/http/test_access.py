@@ -49,6 +49,7 @@ NEEDS = {
     ("POST", "/v1/engines/{engine}/release-resources"): "admin:resources",
     ("POST", "/v1/engines/{engine}/restore-resources"): "admin:resources",
     ("POST", "/v1/engines/{engine}/update-weights"): "admin:weights",
+    ("POST", "/v1/engines/{engine}/weight-version"): "admin:weights",
     ("GET", "/v1/engines/{engine}/loras"): "admin:read",
     ("POST", "/v1/engines/{engine}/loras"): "admin:adapters",
     ("DELETE", "/v1/engines/{engine}/loras/{name:path}"): "admin:adapters",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +15,8 @@ from app.enginekit.runtime import Order
 from tests.doubles.engine import Fault
 from tests.enginekit.full_engine import checksum
 from tests.enginekit.minimal_engine import fault
-from tests.http.full import Full
+from tests.http.full import Full, full_engine
+from tests.http.gateway import gateway
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +36,15 @@ MEMORY = {
     "size_bytes": 24,
     "tensors": [{"name": "w", "dtype": "float32", "shape": [2, 3], "offset_bytes": 0}],
 }
-SOURCES = [DISK, {"distributed": GROUP}, {"tensors": {"shared_memory": MEMORY}}]
+CANARY = b"canary-canary-canary-24-"
+DATA = base64.b64encode(CANARY).decode()
+TENSOR = {"name": "w", "dtype": "float32", "shape": [2, 3], "data": DATA}
+INLINE = {"tensors": {"inline": {"tensors": [TENSOR]}}}
+SOURCES = [DISK, {"distributed": GROUP}, {"tensors": {"shared_memory": MEMORY}}, INLINE]
+
+
+def inline(**changes: Any) -> dict[str, Any]:
+    return {"source": {"tensors": {"inline": {"tensors": [{**TENSOR, **changes}]}}}}
 
 
 def versions(full: Full) -> set[str]:
@@ -140,7 +153,14 @@ async def test_a_lost_reply_does_not_update_twice(full: Full) -> None:
         ({"source": {**DISK, "distributed": GROUP}}, "/source"),
         ({"source": {"disk": {"path": ""}}}, "/source/disk/path"),
         ({"source": {"disk": {"path": "/m\0"}}}, "/source/disk/path"),
-        ({"source": {"tensors": {"inline": {}}}}, "/source/tensors/shared_memory"),
+        ({"source": {"tensors": {}}}, "/source/tensors"),
+        ({"source": {"tensors": {**INLINE["tensors"], "shared_memory": MEMORY}}}, None),
+        ({"source": {"tensors": {"inline": {}}}}, "/source/tensors/inline/tensors"),
+        (inline(data="####"), "/source/tensors/inline/tensors/0/data"),
+        (inline(data="Y2FuYXJ5"), "/source/tensors/inline/tensors/0/data"),
+        (inline(data=None), "/source/tensors/inline/tensors/0/data"),
+        (inline(shape=[-1]), "/source/tensors/inline/tensors/0/shape/0"),
+        (inline(dtype="int4"), "/source/tensors/inline/tensors/0/dtype"),
         ({"source": {"distributed": {**GROUP, "source_rank": 2}}}, None),
         ({"source": {"distributed": {**GROUP, "port": 0}}}, "/source/distributed/port"),
         ({"source": {"distributed": {**GROUP, "tensors": []}}}, "/source/distributed/tensors"),
@@ -185,3 +205,55 @@ async def test_a_dry_run_says_what_would_happen(full: Full) -> None:
         "have cached."
     )
     assert full.double.rpcs["UpdateWeights"] == 0
+
+
+async def test_tensors_in_the_order_are_shown_by_their_digest_alone(
+    full: Full, logged: io.StringIO
+) -> None:
+    key = full.gate.key()
+    body = {**UPDATE, "source": INLINE}
+    plan = await full.order("update-weights", {**body, "dry_run": True})
+    updated = (await full.order("update-weights", body, **key, Prefer="wait=20")).json()
+    assert updated["state"] == "succeeded"
+    again = await full.order("update-weights", body, **key)
+    assert (again.json()["id"], again.headers["idempotency-replayed"]) == (updated["id"], "true")
+    changed = {**UPDATE, **inline(data=base64.b64encode(CANARY[::-1]).decode())}
+    reused = await full.order("update-weights", changed, **key)
+    assert (reused.status_code, reused.json()["reason"]) == (409, "IDEMPOTENCY_KEY_REUSED")
+    sha256 = hashlib.sha256(CANARY).hexdigest()
+    (tensor,) = updated["request"]["source"]["inline"]["tensors"]
+    assert tensor == {"name": "w", "dtype": "float32", "shape": [2, 3], "sha256": sha256}
+    malformed = await full.order("update-weights", {**UPDATE, **inline(data="canary-canary!")})
+    assert malformed.status_code == 422
+    pages = ("/v1/operations", f"/v1/operations/{updated['id']}/events", "/v1/audit")
+    shown = [plan.text, again.text, reused.text, malformed.text, logged.getvalue()]
+    shown += [(await full.gate.get(page, Accept="application/json")).text for page in pages]
+    for text in shown:
+        assert "canary" not in text
+        assert DATA not in text
+        assert "Y2FuYXJ5" not in text
+
+
+async def test_an_update_has_a_limit_of_its_own_and_so_has_the_engine(tmp_path: Path) -> None:
+    limits: dict[str, Any] = {"max_body_bytes": 2048, "max_update_bytes": 300_000}
+    async with (
+        gateway(tmp_path / "data", **limits) as gate,
+        full_engine(gate, tmp_path / "full") as full,
+    ):
+        size = 50_000
+        data = base64.b64encode(b"x" * 4 * size).decode()
+        large = {**UPDATE, **inline(shape=[size], data=data)}
+        assert (await full.does("update-weights", large))["state"] == "succeeded"
+        data = base64.b64encode(b"x" * 8 * size).decode()
+        larger = {**UPDATE, **inline(shape=[2 * size], data=data)}
+        for verb, body in (("update-weights", larger), ("flush-caches", large)):
+            refused = await full.order(verb, body)
+            assert (refused.status_code, refused.json()["reason"]) == (413, "BODY_TOO_LARGE")
+
+
+async def test_a_label_needs_an_engine_that_can_be_told(full: Full) -> None:
+    refused = await full.order("weight-version", {"weight_version": "v2"})
+    assert (refused.status_code, refused.json()["reason"]) == (501, "UNSUPPORTED_OPERATION")
+    for body in ({}, {"weight_version": ""}, {"weight_version": "a\nb"}):
+        assert (await full.order("weight-version", body)).status_code == 422
+    assert versions(full) == {"v1"}

@@ -256,6 +256,9 @@ class ScriptedBackend:
             if number == engine_operation_id and operation_id in self.kept:
                 self.kept[operation_id].cancelled.set()
 
+    async def stop_profile(self, engine_operation_id: str, key: str, timeout_s: float) -> None:
+        """Nothing is recorded."""
+
     async def close(self) -> None:
         """Nothing is held."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 from collections.abc import Iterable
 from urllib.parse import parse_qsl
 
@@ -24,13 +25,16 @@ from app.http.refusals import (
 PROBES = frozenset({"/healthz", "/readyz"})
 """Asked by address by whatever supervises the process, and to be answered when all is busy."""
 
+_UPDATE = re.compile(r"/v1/engines/[^/]+/update-weights")
 _TOKEN_NAMES = frozenset(
     {"access_token", "token", "bearer", "bearer_token", "authorization", "auth", "id_token", "jwt"}
 )
 
 
 class Doors:
-    """`allowed_hosts`: names without port. Loopback addresses count as one name, `localhost`."""
+    """`allowed_hosts`: names without port. Loopback addresses count as one name, `localhost`.
+    `max_update_bytes`: of updates of weights, whose tensors may come in the body; nobody's is read
+    who may not give one."""
 
     def __init__(
         self,
@@ -38,12 +42,14 @@ class Doors:
         *,
         allowed_hosts: Iterable[str],
         max_body_bytes: int,
+        max_update_bytes: int,
         max_concurrent: int,
         receive_timeout_s: float,
     ) -> None:
         self._app = app
         self._hosts = frozenset(map(_canonical, allowed_hosts))
         self._max_body_bytes = max_body_bytes
+        self._max_update_bytes = max(max_update_bytes, max_body_bytes)
         self._max_concurrent = max_concurrent
         self._receive_timeout_s = receive_timeout_s
         self._under_way = 0
@@ -57,9 +63,9 @@ class Doors:
         if refusal is not None:
             await problem_of(refusal, scope)(scope, receive, send)
             return
-        limited = _limited(
-            receive, Headers(scope=scope), self._max_body_bytes, self._receive_timeout_s
-        )
+        update = _UPDATE.fullmatch(scope["path"]) is not None
+        limit = self._max_update_bytes if update else self._max_body_bytes
+        limited = _limited(receive, Headers(scope=scope), limit, self._receive_timeout_s)
         if probe:
             await self._app(scope, limited, send)
             return

@@ -30,7 +30,7 @@ from app.http.routers.needs import (
     MayUpdateWeights,
 )
 from app.http.serving_bodies import ReconfigureServingBody
-from app.http.weight_bodies import UpdateWeightsBody
+from app.http.weight_bodies import SetWeightVersionBody, UpdateWeightsBody
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -94,6 +94,15 @@ async def restore_resources(
 @router.post("/update-weights", status_code=202, response_model=OperationDocument)
 async def update_weights(who: MayUpdateWeights, call: Call, body: UpdateWeightsBody) -> Response:
     """New weights on all ranks or on none. The result has the evidence of each rank."""
+    return await call.give(body, who)
+
+
+@router.post("/weight-version", status_code=202, response_model=OperationDocument)
+async def set_weight_version(
+    who: MayUpdateWeights, call: Call, body: SetWeightVersionBody
+) -> Response:
+    """Another name for the weights in place, which must be valid; nothing else changes. Only for
+    engines that can be told so: over OpenEngineAdmin there is no such order."""
     return await call.give(body, who)
 
 
