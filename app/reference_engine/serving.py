@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,7 @@ from app.reference_engine.profiling import Profiling, opened_root
 from app.reference_engine.recovery import Pace, Recovery
 from app.reference_engine.rendezvous import RendezvousRule
 from app.reference_engine.runtime import ReferenceRuntime
+from app.reference_engine.segments import sweep
 from app.reference_engine.sources import SourcePolicy
 
 __all__ = [
@@ -189,6 +191,8 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
             raise CannotServe(f"no directory of adapters at {root}")
     if settings.max_loras < 1:
         raise CannotServe("max_loras must be positive")
+    sources = SourcePolicy(roots=settings.weights_roots, rendezvous_rules=settings.rendezvous_rules)
+    await asyncio.to_thread(sweep, sources.shared_prefix, time.time())
     checkpoint, other = await _checkpoints(settings)
     engine = await Engine.start(
         checkpoint,
@@ -213,9 +217,7 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         model_name=name,
         engine_version=__version__,
         weight_version=settings.weight_version,
-        sources=SourcePolicy(
-            roots=settings.weights_roots, rendezvous_rules=settings.rendezvous_rules
-        ),
+        sources=sources,
         profiling=Profiling(engine, root, {"model": name, "engine_version": __version__}),
         adapters=AdapterPolicy(roots=settings.lora_roots, most=settings.max_loras),
         handoff=settings.handoff,

@@ -7,22 +7,19 @@ The ranks check both again on what they have opened. Trainers are met at allowed
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO
-from uuid import uuid4
 
 from app.reference_engine.change_orders import DiskSource, SharedSource, SharedTensor, WeightFile
 from app.reference_engine.errors import SourceRefused
 from app.reference_engine.rendezvous import RendezvousRule, resolved
+from app.reference_engine.segments import SHARED, new_segment
 from app.reference_engine.weight_files import safetensors_files
 
-_SHARED = Path("/dev/shm")  # noqa: S108 (where the system has its shared memory)
 _ALIGNMENT = 64
 _HEX = frozenset("0123456789abcdef")
 
@@ -73,7 +70,7 @@ class SourcePolicy:
         """A segment that somebody else has written. Raises SourceRefused."""
         if not segment.startswith(self.shared_prefix) or Path(segment).name != segment:
             raise SourceRefused(f"names of segments begin with {self.shared_prefix!r}")
-        path = _SHARED / segment
+        path = SHARED / segment
         try:
             status = path.lstat()
         except OSError as error:
@@ -89,7 +86,7 @@ class SourcePolicy:
     def inline(self, tensors: Sequence[InlineTensor]) -> SharedSource:
         """Puts the content into a segment of the engine's own, for :func:`discard` to remove."""
         placed = []
-        with self._new_segment() as file:
+        with new_segment(self.shared_prefix) as file:
             for one in tensors:
                 placed.append(SharedTensor(one.name, one.dtype, one.shape, file.tell()))
                 file.write(one.content)
@@ -97,27 +94,19 @@ class SourcePolicy:
 
     def room(self, tensors: Sequence[SharedTensor], sizes: Sequence[int]) -> SharedSource:
         """A segment of the engine's own in which each tensor has a place of so many bytes, for
-        somebody to write to. The memory is taken at once: where there is too little, this raises
-        OSError, and no write is going to fail."""
+        somebody to write to. The memory is taken at once, so that no write is going to fail.
+        Raises SourceRefused where there is too little."""
         ends = list(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes))
         placed = [
             replace(one, offset=begin) for one, begin in zip(tensors, [0, *ends[:-1]], strict=True)
         ]
-        with self._new_segment() as file:
-            os.posix_fallocate(file.fileno(), 0, ends[-1])
+        with new_segment(self.shared_prefix) as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, ends[-1])
+            except OSError as error:
+                cause = f"no room for {ends[-1]} bytes in {SHARED} ({error.strerror})"
+                raise SourceRefused(cause) from error
         return SharedSource(file.name, os.geteuid(), tuple(placed))
-
-    @contextlib.contextmanager
-    def _new_segment(self) -> Iterator[BinaryIO]:
-        """Removed again if the block raises."""
-        path = str(_SHARED / f"{self.shared_prefix}{uuid4().hex}")
-        mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            with open(path, "wb", opener=lambda name, _: os.open(name, mode, 0o600)) as file:
-                yield file
-        except BaseException:
-            Path(path).unlink(missing_ok=True)
-            raise
 
     def _real(self, path: Path) -> Path:
         return real_path(path, self.roots)

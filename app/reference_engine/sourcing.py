@@ -33,6 +33,7 @@ from app.reference_engine.errors import (
     SourceRefused,
     TransferFailed,
 )
+from app.reference_engine.segments import hold
 from app.reference_engine.transfer import transfer_by
 from app.reference_engine.transfer_messages import GroupBackend, JoinGroup
 
@@ -135,19 +136,24 @@ class OwnSegment:
 
     def __init__(self) -> None:
         self._made: c.SharedSource | None = None
+        self._held: int | None = None
 
     async def make(self, segment: Callable[[], c.SharedSource]) -> c.SharedSource:
         """In a thread, which a cancellation does not stop: it is waited for, or what it makes
         would be nobody's."""
-        making = asyncio.ensure_future(asyncio.to_thread(segment))
+
+        def make() -> c.SharedSource:
+            self._made = made = segment()
+            self._held = hold(made.path)
+            return made
+
+        making = asyncio.ensure_future(asyncio.to_thread(make))
         try:
-            self._made = await asyncio.shield(making)
+            return await asyncio.shield(making)
         except asyncio.CancelledError:
             await asyncio.wait({making})
-            if making.exception() is None:
-                self._made = making.result()
+            making.exception()  # nobody is there any more to be told
             raise
-        return self._made
 
     async def discard(self) -> None:
         """Safe to repeat."""
@@ -157,6 +163,9 @@ class OwnSegment:
                 await asyncio.to_thread(sources.discard, made)
             except OSError:
                 log.exception("a segment of tensors is left behind: %s", made.path)
+        if self._held is not None:
+            held, self._held = self._held, None
+            os.close(held)
 
 
 @contextlib.contextmanager

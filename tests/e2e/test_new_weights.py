@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,16 @@ import pytest
 from app.reference_engine.tiny_model import ensure_tiny_checkpoint
 from tests.e2e.conftest import Bridge
 from tests.e2e.driving import talk
-from tests.e2e.processes import Process, chadburn, cleaned, descendants, environment
+from tests.e2e.processes import (
+    POLL_S,
+    START_S,
+    Process,
+    chadburn,
+    cleaned,
+    descendants,
+    environment,
+    gone,
+)
 from tests.e2e.stack import ENGINE, Stack, register, stack
 
 pytestmark = pytest.mark.anyio
@@ -173,18 +184,7 @@ async def test_trainer_that_never_joins(
 ) -> None:
     before = await said(bridge)
     processes = descendants(standing.engine.pid)
-    source = {
-        "distributed": {
-            "backend": "gloo",
-            "address": "127.0.0.1",
-            "port": port,
-            "world_size": 3,
-            "rank_offset": 1,
-            "group": "weights",
-            "tensors": await asyncio.to_thread(specs, first / FILE),
-        }
-    }
-    (tmp_path / "source.json").write_text(json.dumps(source))
+    (tmp_path / "source.json").write_text(json.dumps(await source_of(first, port)))
     arguments = (f"--source={tmp_path / 'source.json'}", "--weight-version=v9")
     ended = await asyncio.to_thread(command, bridge, *arguments, "--deadline-ms=5000")
     assert ended.returncode == 3, ended
@@ -194,6 +194,50 @@ async def test_trainer_that_never_joins(
     assert error["retryable"]
     assert await said(bridge) == before
     assert descendants(standing.engine.pid) == processes
+
+
+@pytest.mark.long
+async def test_engine_that_is_killed_while_it_waits_for_a_trainer(
+    bridge: Bridge, standing: Stack, first: Path, port: int
+) -> None:
+    before = await said(bridge)
+    body = {"source": await source_of(first, port), "weight_version": "v10", "pause": "keep"}
+    operation = await bridge.accepted("update-weights", body)
+    family = await asyncio.to_thread(receiving, standing.engine.pid)
+    await asyncio.to_thread(standing.engine.kill)
+    assert await asyncio.to_thread(gone, family) == set()
+    await asyncio.to_thread(standing.start_engine)
+    ended = await bridge.gateway.ended(operation["id"])
+    assert (ended["state"], ended["error"]["reason"]) == ("failed", "ENGINE_RESTARTED")
+    await bridge.gateway.open_again(ENGINE)
+    assert await said(bridge) != before  # its first weights, and no others
+
+
+def receiving(engine: int) -> set[int]:
+    """Every process of the engine, once there is one that receives weights."""
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        family = descendants(engine)
+        for pid in family:
+            with contextlib.suppress(OSError):
+                if b"transfer_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return family
+        time.sleep(POLL_S)
+    raise AssertionError("nothing receives weights")
+
+
+async def source_of(checkpoint: Path, port: int) -> dict[str, Any]:
+    return {
+        "distributed": {
+            "backend": "gloo",
+            "address": "127.0.0.1",
+            "port": port,
+            "world_size": 3,
+            "rank_offset": 1,
+            "group": "weights",
+            "tensors": await asyncio.to_thread(specs, checkpoint / FILE),
+        }
+    }
 
 
 def specs(file: Path) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from pathlib import Path
 from uuid import uuid4
 
@@ -11,6 +12,7 @@ import pytest
 
 from app.reference_engine.change_orders import SharedTensor
 from app.reference_engine.errors import CheckpointError, SourceRefused
+from app.reference_engine.segments import hold, sweep
 from app.reference_engine.sources import InlineTensor, SourcePolicy, discard
 
 
@@ -83,3 +85,30 @@ def test_segments_of_this_engine_alone(policy: SourcePolicy) -> None:
         discard(source)
     discard(source)
     assert not os.path.exists(path)
+
+
+def test_segments_of_engines_that_are_gone_are_removed(policy: SourcePolicy) -> None:
+    placed = [SharedTensor("a", "F32", (1,), 0)]
+    left, held = policy.room(placed, [4]), policy.room(placed, [4])
+    foreign = Path(left.path).with_name(f"{policy.shared_prefix}own-by-somebody-else")
+    foreign.touch()
+    holding = hold(held.path)
+    later = time.time() + 3600
+    try:
+        assert sweep(policy.shared_prefix, time.time()) == []
+        assert sweep(policy.shared_prefix, later) == [left.path]
+        assert os.path.exists(held.path)
+        assert foreign.exists()
+        os.close(holding)
+        assert sweep(policy.shared_prefix, later) == [held.path]
+    finally:
+        foreign.unlink()
+        discard(left)
+        discard(held)
+
+
+def test_room_that_is_not_there_is_not_promised(policy: SourcePolicy) -> None:
+    before = set(Path("/dev/shm").iterdir())
+    with pytest.raises(SourceRefused, match="no room for"):
+        policy.room([SharedTensor("a", "F32", (1 << 50,), 0)], [1 << 52])
+    assert set(Path("/dev/shm").iterdir()) == before
