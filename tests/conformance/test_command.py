@@ -38,12 +38,12 @@ async def begin(*words: str) -> asyncio.subprocess.Process:
     )
 
 
-async def chadburn(*words: str) -> Done:
-    return await end(await begin(*words))
+async def chadburn(*words: str, within_s: float = 280) -> Done:
+    return await end(await begin(*words), within_s)
 
 
-async def end(process: asyncio.subprocess.Process) -> Done:
-    async with asyncio.timeout(280):
+async def end(process: asyncio.subprocess.Process, within_s: float = 280) -> Done:
+    async with asyncio.timeout(within_s):
         out, err = await process.communicate()
     assert process.returncode is not None
     return Done(process.returncode, out.decode(), err.decode())
