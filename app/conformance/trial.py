@@ -79,6 +79,7 @@ class Trial:
         self.most_ranks = 0  # that the engine has had in this run
         self.running_limit = 0  # requests; 0: discovery does not say
         self.lora_limit = 0  # adapters; the same
+        self.tensor_parallel_size = 0  # the same
         self.start = pb.AdminProfile()
         self.profile = pb.AdminProfile()
         self.orders = Orders(self.profile, self.key)
@@ -104,6 +105,7 @@ class Trial:
         if not isinstance(info, Refusal):
             self.running_limit = info.capacity.max_running_requests
             self.lora_limit = info.capacity.max_loras
+            self.tensor_parallel_size = info.parallelism.tensor_parallel_size
         if self.options.inference is not None:
             await self._meet(self.options.inference)
 

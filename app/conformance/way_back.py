@@ -40,6 +40,7 @@ class WayBack:
         await self._unload_own_adapters()
         await self._restore_own_release()
         await self._bring_weights_back()
+        await self._bring_shape_back()
         await self._lift_own_pause()
         profile = await trial.client.profile()
         if profile.state.admission != pb.ADMISSION_STATE_OPEN or profile.state.released:
@@ -102,6 +103,18 @@ class WayBack:
         fields: dict[str, Any] = {"under_pause": pb.UnderPause()} if held else {}
         completed_of(await trial.client.told(trial.orders.update(trial.options.weights, **fields)))
         trial.altered = False
+
+    async def _bring_shape_back(self) -> None:
+        """Role and number of ranks; limits are set back by the case that sets them."""
+        trial = self._trial
+        now = await trial.client.profile()
+        targets: dict[str, Any] = {}
+        if now.state.role != trial.start.state.role:
+            targets["role"] = trial.start.state.role
+        if now.world_size != trial.start.world_size and trial.tensor_parallel_size:
+            targets["tensor_parallel_size"] = trial.tensor_parallel_size
+        if targets:
+            completed_of(await trial.client.told(trial.orders.reconfigure(**targets)))
 
     async def _lift_own_pause(self) -> None:
         trial = self._trial

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from app.conformance.tensors import DTYPES, Tensor, Weights, parsed
-from app.domain.commands import UpdateWeights
+from app.domain.commands import ReconfigureServing, UpdateWeights
 from app.domain.kinds import (
     OperationKind,
     TensorDtype,
@@ -26,11 +26,12 @@ from app.domain.weight_sources import (
     TensorSpec,
     WeightSource,
 )
-from app.enginekit.runtime import Order, RankEvidence, RuntimeFault
+from app.enginekit.runtime import Conclusion, Order, RankEvidence, RuntimeFault
 from tests.conformance.adapter_engine import AdapterEngine
 from tests.enginekit.minimal_engine import hang
 
 PREFIX = "chadburn-test-"
+MOST_RANKS = 4
 _WORDS = {dtype: word for word, dtype in zip(
     ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "I32", "I16", "I8", "U8", "BOOL"),
     TensorDtype,
@@ -80,6 +81,8 @@ class CompleteEngine(AdapterEngine):
     async def prepare(self, order: Order, rank: int) -> None:
         await super().prepare(order, rank)
         command = order.command
+        if isinstance(command, ReconfigureServing):
+            self.check_shape(command)
         if not isinstance(command, UpdateWeights):
             return
         if command.source.kind is WeightSourceKind.DISTRIBUTED:
@@ -115,9 +118,18 @@ class CompleteEngine(AdapterEngine):
             for rank in self.ranks
         )
 
+    def _reshaped(self, command: ReconfigureServing) -> Conclusion:
+        concluded = super()._reshaped(command)
+        self.live = {rank: self.live.get(rank, self.live[0]) for rank in self.ranks}
+        return concluded
+
     async def profiled(self, profile_id: str) -> None:
         self.steps_done.clear()
         await super().profiled(profile_id)
+
+    def check_shape(self, command: ReconfigureServing) -> None:
+        if (command.tensor_parallel_size or 1) > MOST_RANKS:
+            raise RuntimeFault("NO_SUCH_SHAPE", f"there are {MOST_RANKS} devices")
 
     # ---- what an update brings ----
 

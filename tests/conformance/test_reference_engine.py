@@ -116,6 +116,7 @@ async def served(folder: Path, ranks: int, *more: str) -> AsyncIterator[tuple[st
         "--ready-file": str(ready),
         "--weights-root": str(weights.parent),
         "--lora-root": str(adapter.parent),
+        "--rendezvous-allow": "127.0.0.1:9",
         "--tensor-parallel-size": str(ranks),
     }
     engine = (sys.executable, "-P", "-m", "app.cli", "engine", *more)

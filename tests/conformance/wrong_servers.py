@@ -153,8 +153,13 @@ from tests.conformance.wrong_weights import (
     UpdateSparesRequests,
 )
 from tests.conformance.wrong_whole import (
+    AnyShapeWillDo,
+    IgnoresBatch,
     IgnoresLimit,
+    JoinsNobody,
+    KeepsItsRole,
     ManyProfiles,
+    OtherWeightsOnOtherRanks,
     ProfileOfOneRank,
     ReleaseOfOneRank,
     RestoreLosesContent,
@@ -421,4 +426,10 @@ WRONG_SERVERS: tuple[WrongServer, ...] = (
     _broken(UnloadEndsRequests, "lora.in-use"),
     _broken(ComputesWithout, "lora.unknown-to-a-request"),
     _broken(AdapterForAll, "lora.others-unchanged"),
+    _wrong(IgnoresBatch, "reconfigure.batch", engine=CompleteEngine),
+    _broken(KeepsItsRole, "reconfigure.role"),
+    _broken(OtherWeightsOnOtherRanks, "reconfigure.ranks"),
+    _broken(AnyShapeWillDo, "reconfigure.impossible"),
+    _wrong(JoinsNobody, "reconfigure.joined", engine=CompleteEngine),
+    _wrong(RunsBeside, "reconfigure.joined", engine=CompleteEngine),
 )

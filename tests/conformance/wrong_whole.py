@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
-from app.domain.commands import RestoreResources
+from app.domain.commands import ReconfigureServing, RestoreResources
 from app.domain.kinds import ResourceKind
-from app.enginekit.runtime import Order, ProfileArtifact, RankBytes
+from app.enginekit.runtime import Conclusion, Order, ProfileArtifact, RankBytes
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from tests.conformance.complete_engine import CompleteEngine
-from tests.conformance.faulty import Event, Fault, Forged, kind_of
+from tests.conformance.faulty import Event, Fault, Forged, Refusing, kind_of
 
 
 class ReleaseOfOneRank(CompleteEngine):
@@ -68,4 +69,45 @@ class IgnoresLimit(Fault):
     def told(self, method: str, request: Any, event: Event) -> Iterable[Event]:
         if kind_of(event) == "completed" and method == "ReconfigureServing":
             event.completed.reconfigure_serving.max_running_requests = 32
+        return (event,)
+
+
+class KeepsItsRole(CompleteEngine):
+    """It says that it was reconfigured, and was not."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.stubborn = True
+
+
+class OtherWeightsOnOtherRanks(CompleteEngine):
+    def _reshaped(self, command: ReconfigureServing) -> Conclusion:
+        concluded = super()._reshaped(command)
+        if command.tensor_parallel_size:
+            self.accent = f"of {command.tensor_parallel_size}"
+        return concluded
+
+
+class AnyShapeWillDo(CompleteEngine):
+    """Takes what it cannot have, for as many ranks as it has."""
+
+    def check_shape(self, command: ReconfigureServing) -> None:
+        return
+
+    def _reshaped(self, command: ReconfigureServing) -> Conclusion:
+        ranks = min(command.tensor_parallel_size or len(self.ranks), 2)
+        return super()._reshaped(replace(command, tensor_parallel_size=ranks))
+
+
+class JoinsNobody(Fault):
+    async def instead(self, method: str, request: Any) -> list[Any] | None:
+        if method == "ReconfigureServing" and self.state.journal.open_operations():
+            raise Refusing(grpc.StatusCode.ABORTED)
+        return None
+
+
+class IgnoresBatch(Fault):
+    def told(self, method: str, request: Any, event: Event) -> Iterable[Event]:
+        if kind_of(event) == "completed" and method == "ReconfigureServing":
+            event.completed.reconfigure_serving.max_batched_tokens = 512
         return (event,)
