@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -212,12 +212,16 @@ class OwnPause:
 
     @asynccontextmanager
     async def lifted_on_failure(self, errand: Errand) -> AsyncIterator[None]:
-        """What fails inside leaves admission as it was, unless ranks are lost over it."""
+        """What fails inside leaves admission as it was, unless ranks are lost over it: then the
+        pause stays, and it is said that somebody has to lift it once they are mended."""
         try:
             yield
         except OrderFailed as failed:
             if not failed.not_rolled_back:
                 await self._give_up(errand)
+            elif self.holds:
+                with suppress(StoreUnavailable):  # the failure itself waits for the store
+                    await errand.record(Warned(warning=PAUSE_NOT_LIFTED))
             raise
         except Exception:
             await self._give_up(errand)

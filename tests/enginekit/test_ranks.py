@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -149,6 +150,24 @@ async def test_ranks_that_cannot_be_rolled_back_take_the_engine_out_of_service(
     paused = await client.completed(client.pause())
     seen = await refused(client.stream(client.resume(paused.pause.pause_epoch)))
     assert seen.reason == "WEIGHTS_NOT_VALID"
+
+
+async def test_ranks_started_anew_have_nothing_of_what_could_not_be_undone(
+    client: Client, double: EngineDouble
+) -> None:
+    """Told once, however many look at the same time."""
+    double.engine.script("commit", fault, 1)
+    double.engine.script("rollback", fault, 2)
+    await client.failed(client.pause("keep"))
+    double.engine.scripts.clear()
+    before = await client.profile()
+    assert before.state.weights.state == pb.WEIGHTS_STATE_INCONSISTENT
+    double.engine.observation = replace(double.engine.observation, group=1)
+    for after in await asyncio.gather(*(client.profile() for _ in range(4))):
+        assert after.revision == before.revision + 1
+        assert after.state.weights.state == pb.WEIGHTS_STATE_VALID
+        assert not after.state.ranks
+    assert await client.generate().finish_reason() == "LENGTH"
 
 
 async def test_requests_held_meanwhile_are_not_let_into_an_engine_out_of_service(

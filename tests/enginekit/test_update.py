@@ -276,6 +276,7 @@ async def test_what_is_not_rolled_back_is_out_of_service_until_a_full_update(
     engine.script("rollback", update_only(fault), 0)
     events = await client.order(client.update("v2", pause="drain"))
     assert_whole(events)
+    assert [e.warning.reason for e in events if e.HasField("warning")] == ["PAUSE_NOT_LIFTED"]
     failed = events[-1].failed
     assert (list(failed.ranks), failed.effect) == ([0, 1], pb.FAILURE_EFFECT_APPLIED_IN_PART)
     profile = await client.profile()
