@@ -224,8 +224,9 @@ class Clients:
         assert isinstance(profile, pb.AdminProfile)
         return profile
 
-    async def load(self) -> server_pb2.LoadInfo:
-        load = await self.control.GetLoad(server_pb2.GetLoadRequest(), timeout=PATIENCE_S)
+    async def load(self, *, per_rank: bool = False) -> server_pb2.LoadInfo:
+        request = server_pb2.GetLoadRequest(include_per_rank=per_rank)
+        load = await self.control.GetLoad(request, timeout=PATIENCE_S)
         assert isinstance(load, server_pb2.LoadInfo)
         return load
 

@@ -45,7 +45,7 @@ from app.reference_engine.runtime import ReferenceRuntime
 from app.reference_engine.sources import SourcePolicy
 from app.reference_engine.tiny_adapter import write_tiny_adapter
 from app.reference_engine.tiny_model import ensure_tiny_checkpoint
-from app.rpc.openengine.v1 import error_pb2
+from app.rpc.openengine.v1 import error_pb2, kv_pb2
 from app.rpc.openengine.v1 import generation_pb2 as pb
 from tests.reference_engine.adapters import TENSORS, merged_checkpoint
 from tests.reference_engine.serving import PATIENCE_S, PROMPT, serving
@@ -300,6 +300,31 @@ async def test_kv_belongs_to_an_adapter_and_to_its_loading(
     second = await Said(runtime, "tone").end()
     assert cached(second) == 0
     assert second.ids == expected(engine, tiny, changed, tmp_path) != first.ids
+
+
+async def test_cache_events_name_the_adapter(runtime: ReferenceRuntime, tone: Path) -> None:
+    told = runtime.kv_events(kv_pb2.SubscribeKvEventsRequest(include_snapshot=True))
+    await anext(told)  # the empty cache
+    found = await carry_out(runtime, load(tone))
+    assert found.lora is not None
+    await said(runtime)
+    await said(runtime, "tone")
+    await carry_out(runtime, UnloadLora(name="tone"))
+    await carry_out(runtime, FlushCaches(caches=(CacheKind.PREFIX,)))
+    stored: dict[bytes, tuple[str, int]] = {}
+    removed: list[bytes] = []
+    async for response in told:
+        for event in response.batch.events:
+            block = event.block_stored
+            for each in block.block_hashes:
+                stored[each.SerializeToString()] = (block.lora_name, block.lora_id)
+            removed += [each.SerializeToString() for each in event.block_removed.block_hashes]
+        if any(event.HasField("all_blocks_cleared") for event in response.batch.events):
+            break
+    assert set(stored.values()) == {("", 0), ("tone", found.lora.id)}
+    # Those of the adapter are told to be gone with it, and no others.
+    assert {stored[one] for one in removed} == {("tone", found.lora.id)}
+    assert len(removed) == sum(1 for name, _ in stored.values() if name)
 
 
 async def test_an_adapter_too_many_evicts_the_one_idle_longest(

@@ -15,6 +15,11 @@ from app.reference_engine.kv_cache import BlockPool, BlockPoolError, chain_hash,
 TOTAL = 7
 
 
+def label_of(digest: bytes) -> str:
+    """As if a third of all chains were computed under each of two adapters."""
+    return ("", "x", "y")[digest[0] % 3]
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Owners take, share, publish and give back blocks; a plain model says who has what."""
 
@@ -48,7 +53,7 @@ class PoolMachine(RuleBasedStateMachine):
         if block in self.content:
             return
         digest = data.draw(st.sampled_from([bytes([at]) for at in range(10)]))
-        self.pool.publish(block, digest, generation)
+        self.pool.publish(block, digest, generation, label=label_of(digest))
         if generation == self.pool.generation and digest not in self.matchable:
             self.content[block] = digest
             self.matchable[digest] = block
@@ -77,6 +82,16 @@ class PoolMachine(RuleBasedStateMachine):
         for block in blocks:
             if block not in owned and block not in self.matchable.values():
                 self.content.pop(block, None)
+
+    @rule(label=st.sampled_from(["x", "y"]))
+    def drop(self, label: str) -> None:
+        owned = {block for _, blocks in self.owners for block in blocks}
+        gone = {one: at for one, at in self.matchable.items() if label_of(one) == label}
+        count = self.pool.drop(label)
+        kept = set(gone.values()) & owned
+        assert (count.freed, count.in_use) == (len(gone) - len(kept), len(kept))
+        for digest, block in gone.items():
+            del self.matchable[digest], self.content[block]
 
     @rule()
     def flush(self) -> None:
@@ -168,7 +183,7 @@ def test_a_pool_has_blocks() -> None:
         BlockPool(0)
 
 
-def test_chains_differ_by_salt_by_position_and_by_what_came_before() -> None:
+def test_chains_differ_by_salt_by_adapter_by_position_and_by_what_came_before() -> None:
     plain, salted = prefix_root(""), prefix_root("tenant")
     first = chain_hash(plain, (1, 2))
     digests = {
@@ -177,5 +192,8 @@ def test_chains_differ_by_salt_by_position_and_by_what_came_before() -> None:
         chain_hash(plain, (1, 3)),
         chain_hash(first, (1, 2)),
         chain_hash(plain, (1,)),
+        chain_hash(prefix_root("", "tenant"), (1, 2)),
+        chain_hash(prefix_root("tenant", "a"), (1, 2)),
+        chain_hash(prefix_root("a", "tenant"), (1, 2)),
     }
-    assert len(digests) == 5
+    assert len(digests) == 8

@@ -19,9 +19,17 @@ from app.reference_engine.messages import (
 )
 from app.reference_engine.scheduler import Chunk, Scheduler, SchedulerLimits
 
+ADAPTERS = ("", "x", "y")
+
 
 def request(
-    name: str, prompt: list[int], max_tokens: int = 5, *, salt: str = "", bypass: bool = False
+    name: str,
+    prompt: list[int],
+    max_tokens: int = 5,
+    *,
+    salt: str = "",
+    bypass: bool = False,
+    adapter: str = "",
 ) -> GenerationRequest:
     return GenerationRequest(
         request_id=name,
@@ -30,6 +38,7 @@ def request(
         stopping=Stopping(max_tokens=max_tokens),
         cache_salt=salt,
         bypass_prefix_cache=bypass,
+        adapter=adapter,
     )
 
 
@@ -57,12 +66,13 @@ class World:
             max_batched_tokens=max_batched_tokens,
         )
         self.scheduler = Scheduler(limits, self.pool)
-        self.cells: dict[tuple[int, int], int] = {}
+        self.cells: dict[tuple[int, int], tuple[str, int]] = {}
         self.outputs: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
 
     def submit(self, one: GenerationRequest) -> SubmitStatus:
-        return self.scheduler.submit(one)
+        number = ADAPTERS.index(one.adapter)
+        return self.scheduler.submit(one, adapter=number, label=one.adapter)
 
     def step(self) -> tuple[Chunk, ...]:
         chunks = self.scheduler.plan()
@@ -71,11 +81,13 @@ class World:
         assert self.scheduler.load().running_requests <= self.max_running
         for chunk in chunks:
             for at in range(chunk.start, chunk.start + chunk.count):
-                self.cells[self._cell(chunk, at)] = chunk.sequence.tokens[at]
+                written = chunk.sequence.request.adapter, chunk.sequence.tokens[at]
+                self.cells[self._cell(chunk, at)] = written
         for chunk in chunks:
             end = chunk.start + chunk.count
             context = [self.cells[self._cell(chunk, at)] for at in range(end)]
-            assert context == chunk.sequence.tokens[:end]
+            adapter = chunk.sequence.request.adapter
+            assert context == [(adapter, token) for token in chunk.sequence.tokens[:end]]
         self.scheduler.advance(chunks)
         for chunk in chunks:
             if chunk.last:
@@ -147,7 +159,8 @@ def test_every_request_gets_its_output_and_every_block_comes_back(
     for number, (prompt, count) in enumerate(wanted):
         salt = chance.choice(["", "", "other"])
         bypass = chance.random() < 0.2
-        one = request(str(number), prompt, count, salt=salt, bypass=bypass)
+        adapter = chance.choice(ADAPTERS)
+        one = request(str(number), prompt, count, salt=salt, bypass=bypass, adapter=adapter)
         assert world.submit(one) is SubmitStatus.ACCEPTED
         for _ in range(chance.randint(0, 4)):
             world.step()

@@ -308,8 +308,14 @@ async def test_load_and_capacity(clients: Clients) -> None:
     for n in range(6):
         clients.generate(str(n), LONG, seed=n)
     await running(clients, 4)
-    load = await clients.load()
+    load = await clients.load(per_rank=True)
     assert (load.queued_requests, load.total_kv_blocks) == (2, 256)
+    (rank,) = load.ranks  # the one data-parallel rank that there is
+    for field in ("running_requests", "queued_requests", "used_kv_blocks", "total_kv_blocks"):
+        assert getattr(rank, field) == getattr(load, field)
+    assert rank.HasField("data_parallel_rank")
+    assert rank.prefill_batch_size + rank.decode_batch_size > 0
+    assert not (await clients.load()).ranks
     assert load.waiting_tokens > 0
     assert load.running_tokens > load.waiting_tokens
 

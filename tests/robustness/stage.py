@@ -63,7 +63,7 @@ class Stage:
         self, settings: EngineSettings, faults: Faults, versions: Mapping[str, Path], adapter: Path
     ) -> None:
         self._settings = settings
-        self._adapter = adapter
+        self.adapter = adapter
         self.faults = faults
         self.versions = versions
         self.ranks = range(settings.core.tensor_parallel_size)
@@ -152,7 +152,7 @@ class Stage:
 
     async def load(self, name: str) -> None:
         """Raises AioRpcError."""
-        wanted = lora_pb2.LoraAdapter(lora_name=name, source_path=str(self._adapter))
+        wanted = lora_pb2.LoraAdapter(lora_name=name, source_path=str(self.adapter))
         request = lora_pb2.LoadLoraRequest(adapter=wanted)
         await self.clients.control.LoadLora(request, timeout=PATIENCE_S)
 
