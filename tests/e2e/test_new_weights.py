@@ -30,6 +30,7 @@ from tests.e2e.processes import (
     gone,
 )
 from tests.e2e.stack import ENGINE, Stack, register, stack
+from tests.reference_engine.trainers import GROUP, tensors_of, trainer
 
 pytestmark = pytest.mark.anyio
 
@@ -67,6 +68,12 @@ def standing(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[St
 
 
 @pytest.fixture(scope="module")
+def other(standing: Stack) -> Path:
+    """Another version, where the engine may read."""
+    return ensure_tiny_checkpoint(standing.folder / "weights", 1)
+
+
+@pytest.fixture(scope="module")
 def first(standing: Stack) -> Path:
     """The checkpoint that the engine made for itself."""
     (found,) = (standing.folder / "engine" / "models").glob("tiny-*")
@@ -98,7 +105,7 @@ def command(bridge: Bridge, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def trainer(bridge: Bridge, checkpoint: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def train(bridge: Bridge, checkpoint: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, EXAMPLE, checkpoint, f"--engine={ENGINE}", *arguments],
         env=environment(CHADBURN_URL=bridge.gateway.url, CHADBURN_TOKEN=bridge.gateway.token),
@@ -119,10 +126,9 @@ async def said(bridge: Bridge) -> str:
 WANTED: dict[str, Any] = {"max_tokens": 24, "temperature": 1.0, "seed": 3}
 
 
-async def test_weights_from_disk(bridge: Bridge, standing: Stack) -> None:
+async def test_weights_from_disk(bridge: Bridge, standing: Stack, other: Path) -> None:
     before = await said(bridge)
-    new = ensure_tiny_checkpoint(standing.folder / "weights", 1)
-    ended = await asyncio.to_thread(command, bridge, f"--disk={new}", "--weight-version=v2")
+    ended = await asyncio.to_thread(command, bridge, f"--disk={other}", "--weight-version=v2")
     assert ended.returncode == 0, ended
     operation = json.loads(ended.stdout)
     assert operation["verification"] == "verified"
@@ -147,7 +153,7 @@ async def test_trainer_publishes_step_by_step(
     saved = Path(await asyncio.to_thread(shutil.copytree, first, standing.folder / "trained"))
     before = await said(bridge)
     arguments = (f"--port={port}", f"--save-to={saved}", "--steps=2", "--run=r1")
-    trained = await asyncio.to_thread(trainer, bridge, first, *arguments)
+    trained = await asyncio.to_thread(train, bridge, first, *arguments)
     assert trained.returncode == 0, trained
     assert "step 2: served by rank 0" in trained.stdout
     found = await bridge.gateway.get(f"/v1/engines/{ENGINE}")
@@ -186,7 +192,11 @@ async def test_trainer_that_never_joins(
     processes = descendants(standing.engine.pid)
     (tmp_path / "source.json").write_text(json.dumps(await source_of(first, port)))
     arguments = (f"--source={tmp_path / 'source.json'}", "--weight-version=v9")
-    ended = await asyncio.to_thread(command, bridge, *arguments, "--deadline-ms=5000")
+    ordered = asyncio.create_task(
+        asyncio.to_thread(command, bridge, *arguments, "--deadline-ms=5000")
+    )
+    assert await said(bridge) == before  # while it waits
+    ended = await ordered
     assert ended.returncode == 3, ended
     error = json.loads(ended.stdout)["error"]
     assert error["reason"] == "TRANSFER_FAILED"
@@ -194,6 +204,31 @@ async def test_trainer_that_never_joins(
     assert error["retryable"]
     assert await said(bridge) == before
     assert descendants(standing.engine.pid) == processes
+
+
+@pytest.mark.long
+async def test_source_file_of_the_command(
+    bridge: Bridge, first: Path, other: Path, port: int, tmp_path: Path
+) -> None:
+    """With a group as RL frameworks make it, beside one that the trainer has already."""
+    tensors = tensors_of(other)
+    source = await source_of(first, port)
+    source["distributed"]["group"] = GROUP
+    (tmp_path / "source.json").write_text(json.dumps(source))
+    arguments = (f"--source={tmp_path / 'source.json'}", "--weight-version=v11")
+    with trainer(2, lambda one: one.send(*tensors.values()), port):
+        ended = await asyncio.to_thread(command, bridge, *arguments)
+    assert ended.returncode == 0, ended
+    sent = json.loads(ended.stdout)["result"]["evidence"]
+    ended = await asyncio.to_thread(command, bridge, f"--disk={other}", "--weight-version=v12")
+    assert json.loads(ended.stdout)["result"]["evidence"] == sent
+
+
+@pytest.mark.long
+async def test_trainer_that_is_refused(bridge: Bridge, first: Path, port: int) -> None:
+    refused = await asyncio.to_thread(train, bridge, first, f"--port={port + 1}")
+    assert refused.returncode == 1
+    assert "not on the engine's list" in refused.stderr
 
 
 @pytest.mark.long

@@ -29,14 +29,14 @@ class Trainer:
     """Member 0 of a group with ``ranks`` more. ``act`` is called once all are there. Until it is
     started there is a place to meet, and nobody who comes."""
 
-    def __init__(self, ranks: int, act: Callable[[Trainer], None]) -> None:
+    def __init__(self, ranks: int, act: Callable[[Trainer], None], port: int = 0) -> None:
         self.ranks = ranks
         self.said: list[str] = []
         self.joined = threading.Event()
         self.over = threading.Event()
         self._act = act
         self._store: Any = c10d.TCPStore(
-            "127.0.0.1", 0, is_master=True, timeout=PATIENCE, wait_for_workers=False
+            "127.0.0.1", port, is_master=True, timeout=PATIENCE, wait_for_workers=False
         )
         self.port: int = self._store.port
         self._group: Any = None
@@ -95,8 +95,8 @@ class Trainer:
 
 
 @contextmanager
-def trainer(ranks: int, act: Callable[[Trainer], None]) -> Iterator[Trainer]:
-    made = Trainer(ranks, act)
+def trainer(ranks: int, act: Callable[[Trainer], None], port: int = 0) -> Iterator[Trainer]:
+    made = Trainer(ranks, act, port)
     made.thread.start()
     try:
         yield made
