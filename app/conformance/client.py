@@ -231,6 +231,12 @@ class Client:
         )
         return await self.unary(call, method)
 
+    def stream_of_control(self, method: str, request: Any) -> Any:
+        """The call of an RPC of Control that streams."""
+        return getattr(self.control, method)(
+            request, timeout=10 * self._patience_s, metadata=self._listener.metadata
+        )
+
 
 def completed_of(told: Told) -> admin_pb2.OperationCompleted:
     expect(ends_with(told, "completed"), f"{told.method} to complete", described(told))

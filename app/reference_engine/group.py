@@ -22,7 +22,7 @@ from app.reference_engine.change import Change, ChangeOutcome, Holdings
 from app.reference_engine.channel import Issued
 from app.reference_engine.errors import OrderRejected, RankLost
 from app.reference_engine.limits import CoreSettings
-from app.reference_engine.memory_files import memory_files
+from app.reference_engine.memory_file import memory_files
 from app.reference_engine.processes import WORKER
 from app.reference_engine.shape_orders import LiveWeights, WriteWeights
 from app.reference_engine.supervisor import Supervisor

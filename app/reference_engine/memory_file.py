@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from app.reference_engine.handoff_messages import PartFile
 
@@ -41,3 +43,13 @@ class MemoryFile:
         if not self._closed:
             self._closed = True
             os.close(self._fd)
+
+
+@contextmanager
+def memory_files(count: int, name: str = "chadburn-weights") -> Iterator[tuple[str, ...]]:
+    """Paths of so many empty files for the time of the block. Raises OSError."""
+    with ExitStack() as stack:
+        files = [MemoryFile(name) for _ in range(count)]
+        for file in files:
+            stack.callback(file.close)
+        yield tuple(file.handle.path for file in files)

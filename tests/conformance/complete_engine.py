@@ -27,7 +27,7 @@ from app.domain.weight_sources import (
     WeightSource,
 )
 from app.enginekit.runtime import Conclusion, Order, RankEvidence, RuntimeFault
-from tests.conformance.adapter_engine import AdapterEngine
+from tests.conformance.telling_engine import TellingEngine
 from tests.enginekit.minimal_engine import hang
 
 PREFIX = "chadburn-test-"
@@ -54,7 +54,7 @@ def weights_of(seed: int) -> Weights:
     )
 
 
-class CompleteEngine(AdapterEngine):
+class CompleteEngine(TellingEngine):
     """`root`: where files may lie."""
 
     root = Path("/nowhere")

@@ -186,7 +186,7 @@ class _Between:
         return getattr(self._context, name)
 
     async def write(self, event: Any) -> None:
-        self.operation_id = event.operation_id
+        self.operation_id = getattr(event, "operation_id", "")
         for changed in self._fault.told(self._method, self._request, _copy(event)):
             await self._context.write(changed)
 

@@ -33,7 +33,7 @@ NOT_SHOWN |= {
 NOT_SHOWN_BY_COMPLETE = NOT_SHOWN | {
     f"unsupported.{name}" for name in ("operations", "stop-profile", "adapters")
 }
-NOT_OFFERED = ("profiling.", "release.", "update.", "reconfigure.", "lora.")
+NOT_OFFERED = ("profiling.", "release.", "update.", "reconfigure.", "lora.", "kvevents.")
 
 
 async def test_the_minimal_engine_passes(tmp_path: Path) -> None:

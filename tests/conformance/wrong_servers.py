@@ -91,6 +91,19 @@ from tests.conformance.wrong_conduct import (
     StaysBroken,
     SurelyNothing,
 )
+from tests.conformance.wrong_events import (
+    AbortsAnySession,
+    AnyRankHasSources,
+    EvictsInSilence,
+    FlushesInSilence,
+    HearsEventsFromNow,
+    NumbersAnew,
+    SkipsBatches,
+    SnapshotIsNotWhole,
+    SnapshotWithoutClearing,
+    SourcesOfNoRank,
+    TellsEverybody,
+)
 from tests.conformance.wrong_releases import (
     DiscardsWhatIsFrozen,
     EveryListenerIsAdmin,
@@ -432,4 +445,21 @@ WRONG_SERVERS: tuple[WrongServer, ...] = (
     _broken(AnyShapeWillDo, "reconfigure.impossible"),
     _wrong(JoinsNobody, "reconfigure.joined", engine=CompleteEngine),
     _wrong(RunsBeside, "reconfigure.joined", engine=CompleteEngine),
+    _wrong(SourcesOfNoRank, "kvevents.sources", engine=CompleteEngine),
+    _wrong(AnyRankHasSources, "kvevents.sources", engine=CompleteEngine),
+    _wrong(TellsEverybody, "kvevents.admin-listener", engine=CompleteEngine),
+    _wrong(SnapshotWithoutClearing, "kvevents.snapshot", engine=CompleteEngine),
+    _wrong(SnapshotIsNotWhole, "kvevents.whole", engine=CompleteEngine),
+    _wrong(SkipsBatches, "kvevents.whole", "kvevents.replay", engine=CompleteEngine),
+    _wrong(NumbersAnew, "kvevents.replay", engine=CompleteEngine),
+    _wrong(
+        HearsEventsFromNow,
+        "kvevents.replay",
+        "kvevents.unknown-number",
+        engine=CompleteEngine,
+        patience_s=SOON,
+    ),
+    _broken(FlushesInSilence, "kvevents.cleared", patience_s=SOON),
+    _wrong(EvictsInSilence, "kvevents.whole", engine=CompleteEngine),
+    _wrong(AbortsAnySession, "abort.kv-session"),
 )

@@ -13,7 +13,7 @@ from app.reference_engine.errors import CheckpointError, OrderRefused
 from app.reference_engine.holding import Holding
 from app.reference_engine.host_memory import sha256_of
 from app.reference_engine.limits import CoreSettings
-from app.reference_engine.memory_files import memory_files
+from app.reference_engine.memory_file import memory_files
 from app.reference_engine.model import KvCache, Llama
 from app.reference_engine.shape_orders import LiveWeights, WriteWeights
 from app.reference_engine.sharding import Cut, Layout
