@@ -14,9 +14,11 @@ import grpc
 
 from app.conformance.case import Case, Lack, Need, NotApplicable, NotHeld, Verdict
 from app.conformance.client import brief
+from app.conformance.orders import Kind, name_of
 from app.conformance.report import Finding, Report
 from app.conformance.trial import Options, Trial, opened
 from app.conformance.way_back import SomebodyElse, Unsettled
+from app.rpc.openengine.v1 import admin_pb2 as pb
 
 
 def _run_id() -> str:
@@ -79,6 +81,14 @@ async def _judge(case: Case, trial: Trial, limit: float | None) -> Finding:
     def finding(verdict: Verdict, **said: Any) -> Finding:
         return Finding(case=case, verdict=verdict, seconds=time.monotonic() - began, **said)
 
+    about = _about(case)
+    if about is not None and not trial.offers(about):
+        # Said first: nothing that is given could prove a promise that is not made.
+        return finding(
+            Verdict.NOT_APPLICABLE,
+            lack=Lack.NOT_PROMISED,
+            reason=f"the profile does not offer {name_of(about)}",
+        )
     missing = [need for need in case.needs if not _given(need, trial.options)]
     if missing:
         return finding(
@@ -100,6 +110,23 @@ async def _judge(case: Case, trial: Trial, limit: float | None) -> Finding:
         seen = f"{type(error).__name__}: {brief(error)}"
         return finding(Verdict.FAIL, expected="answers that can be read", seen=seen)
     return finding(Verdict.PASS)
+
+
+_ORDERS = {
+    "lora": pb.ADMIN_OPERATION_KIND_LOAD_LORA,
+    "profiling": pb.ADMIN_OPERATION_KIND_PROFILE,
+    "reconfigure": pb.ADMIN_OPERATION_KIND_RECONFIGURE_SERVING,
+    "release": pb.ADMIN_OPERATION_KIND_RELEASE_RESOURCES,
+    "session": pb.ADMIN_OPERATION_KIND_UPDATE_WEIGHTS,
+    "update": pb.ADMIN_OPERATION_KIND_UPDATE_WEIGHTS,
+}
+
+
+def _about(case: Case) -> Kind | None:
+    """The order that a case is about, by its group or by what it needs."""
+    if Need.WEIGHTS in case.needs:
+        return pb.ADMIN_OPERATION_KIND_UPDATE_WEIGHTS
+    return _ORDERS.get(case.id.partition(".")[0])
 
 
 def _given(need: Need, options: Options) -> bool:
