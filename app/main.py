@@ -47,6 +47,7 @@ from app.operations.orders import Orders
 from app.operations.profiles import Profiles
 from app.operations.retention import forget_expired_keys
 from app.operations.runner import Runner
+from app.operations.sessions import Sessions
 from app.settings import Settings
 from app.startup import (
     EXIT_ADDRESS,
@@ -163,7 +164,9 @@ async def _opened(
         verifier = TokenVerifier(issuers, http=http, now=clock.now)
         held.push_async_callback(verifier.aclose)
         backends = Backends(reach, Credentials(credentials, clock), clock)
-        fleet, runner, orders = _use_cases(settings, ledger, backends, clock, new_id, deadlines)
+        fleet, runner, orders, sessions = _use_cases(
+            settings, ledger, backends, clock, new_id, deadlines
+        )
         tail = Tail(ledger, on_event=_counting(ledger, metrics))
         closing.tell(tail.wake)
         rooms = Rooms(
@@ -171,6 +174,7 @@ async def _opened(
             fleet=fleet,
             orders=orders,
             profiles=Profiles(ledger, fleet, clock, Artifacts(settings.profile_roots)),
+            sessions=sessions,
             clock=clock,
             new_id=new_id,
             tail=tail,
@@ -223,7 +227,7 @@ def _use_cases(
     clock: Clock,
     new_id: IdSource,
     deadlines: Deadlines,
-) -> tuple[Fleet, Runner, Orders]:
+) -> tuple[Fleet, Runner, Orders, Sessions]:
     fleet = Fleet(ledger, backends, clock, observe_interval_s=settings.observe_interval_s)
     runner = Runner(ledger, fleet, clock, owner=f"gateway-{new_id()}")
     orders = Orders(
@@ -235,7 +239,10 @@ def _use_cases(
         deadlines=deadlines,
         key_retention_s=settings.key_retention_hours * 3600.0,
     )
-    return fleet, runner, orders
+    sessions = Sessions(
+        ledger, fleet, runner, clock, key_retention_s=settings.key_retention_hours * 3600.0
+    )
+    return fleet, runner, orders, sessions
 
 
 def _edge_of(settings: Settings) -> EdgeSettings:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from app.backends import aborts, adapters, letters, profiles, readings, status_map
+from app.backends.continuing import take_further
 from app.backends.endpoint import CLOSED, Endpoint, NotKnownThere, was_asked_to_stop
 from app.backends.port import (
     Discovery,
@@ -20,6 +21,7 @@ from app.backends.port import (
     Order,
     Silence,
 )
+from app.backends.session_letters import stage_request
 from app.backends.spelling import Malformed, text_of
 from app.backends.streams import StreamLimits, no_way, order_stream
 from app.clock import Clock
@@ -27,6 +29,7 @@ from app.domain.commands import AbortRequests, StartProfile
 from app.domain.kinds import OperationKind
 from app.domain.operation import JsonObject
 from app.domain.transitions import Completed, Fact
+from app.domain.weight_sessions import SessionStage
 from app.rpc.openengine.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -214,6 +217,12 @@ class OpenEngineBackend:
 
     async def stop_profile(self, engine_operation_id: str, key: str, timeout_s: float) -> None:
         await profiles.stop(self._admin, self._record, engine_operation_id, key, timeout_s)
+
+    async def go_on(
+        self, stage: SessionStage, key: str, expected_revision: int | None, timeout_s: float
+    ) -> None:
+        request = stage_request(stage, key, expected_revision)
+        await take_further(self._admin, request, timeout_s)
 
     async def close(self) -> None:
         await self._admin.close()

@@ -13,6 +13,7 @@ from app.domain.commands import Command
 from app.domain.facts import EngineFacts
 from app.domain.operation import JsonObject, OperationError
 from app.domain.transitions import Cancelled, Completed, Fact, Failed
+from app.domain.weight_sessions import SessionStage
 
 
 class EngineRefused(Exception):
@@ -124,6 +125,13 @@ class EngineBackend(Protocol):
         Raises EngineRefused (nothing taken on) or OutcomeLost (must be asked). Closing the
         generator detaches; it never undoes anything.
         """
+
+    async def go_on(
+        self, stage: SessionStage, key: str, expected_revision: int | None, timeout_s: float
+    ) -> None:
+        """Send a further call of an order that is being carried out, or send it again: the same
+        key is taken on once. Returns when the engine has taken it on; what follows comes through
+        `carry_out`. Raises EngineRefused, EngineSilent."""
 
     def end_without_record(self, order: Order) -> Fact | None:
         """For an order of a kind that the engine keeps no record of, so that `find` could not

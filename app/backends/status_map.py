@@ -43,6 +43,10 @@ _SAID = {
     "UNSUPPORTED_OPERATION": "the engine does not offer this",
     "NOT_CANCELLABLE": "the engine does not cancel this",
     "OPERATION_ENDED": "the operation has ended at the engine",
+    "SESSION_NOT_FOUND": "the engine has no such weight session open",
+    "SESSION_CLOSED": "the weight session takes nothing more at the engine",
+    "CHUNK_OUT_OF_ORDER": "the engine expects another chunk",
+    "TOO_MANY_CHUNKS": "too many chunks wait at the engine",
     "IDEMPOTENCY_KEY_REUSED": "the engine has another order under this key",
 }
 _SAID_BY_CODE = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from app.backends.session_letters import begin_of, spec_of
 from app.backends.spelling import number_of
 from app.domain.commands import PauseAround, UnderPause, UpdateWeights
-from app.domain.tensors import TensorSpec
+from app.domain.weight_sessions import SessionWeights
 from app.domain.weight_sources import (
     DiskWeights,
     DistributedWeights,
@@ -55,6 +56,8 @@ def _set_source(request: admin_pb2.UpdateWeightsRequest, command: UpdateWeights)
             request.tensors.inline.CopyFrom(_inline(tensors))
         case DistributedWeights() as group:
             request.distributed.CopyFrom(_distributed(group))
+        case SessionWeights() as session:
+            request.session.CopyFrom(begin_of(session))
         case other:
             raise TypeError(f"{other.kind.value} weights are not sent this way")
 
@@ -64,7 +67,7 @@ def _inline(tensors: tuple[InlineTensor, ...]) -> admin_pb2.InlineWeights:
     for one in tensors:
         if one.data is None:
             raise TypeError("the content of a tensor did not come with the order")
-        inline.tensors.add(spec=_spec(one.spec), data=one.data)
+        inline.tensors.add(spec=spec_of(one.spec), data=one.data)
     return inline
 
 
@@ -74,7 +77,7 @@ def _shared_memory(memory: SharedMemoryWeights) -> admin_pb2.SharedMemoryWeights
         size_bytes=memory.size_bytes,
         tensors=[
             admin_pb2.SharedMemoryTensor(
-                spec=_spec(one.spec),
+                spec=spec_of(one.spec),
                 offset_bytes=one.offset_bytes,
                 length_bytes=one.spec.size_bytes,
             )
@@ -93,11 +96,5 @@ def _distributed(group: DistributedWeights) -> admin_pb2.DistributedWeights:
         rank_offset=group.rank_offset,
         group=group.group,
         source_rank=group.source_rank,
-        tensors=[_spec(spec) for spec in group.tensors],
-    )
-
-
-def _spec(spec: TensorSpec) -> admin_pb2.TensorSpec:
-    return admin_pb2.TensorSpec(
-        name=spec.name, dtype=number_of(admin_pb2.TensorDtype, spec.dtype), shape=spec.shape
+        tensors=[spec_of(spec) for spec in group.tensors],
     )

@@ -65,6 +65,13 @@ class Progressed(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Continued(Fact):
+    """A further call that the operation is ordered by was taken on; it is sent in its turn."""
+
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankReported(Fact):
     report: RankReport
 
@@ -159,6 +166,7 @@ ALLOWED: Mapping[type[Fact], frozenset[OperationState]] = {
     Started: frozenset({_S.ACCEPTED}),
     EngineAccepted: _LIVE,
     Progressed: _LIVE,
+    Continued: frozenset({_S.ACCEPTED, _S.QUEUED, _S.RUNNING, _S.RECONCILING}),
     RankReported: _LIVE,
     Warned: _SENT,
     CancelRequested: frozenset({_S.RUNNING}),
@@ -219,7 +227,7 @@ def _engine_accepted(op: Operation, fact: EngineAccepted, _at: datetime) -> _Ste
     return taken, EventType.PROGRESS, progress_data(progress)
 
 
-def _progressed(op: Operation, fact: Progressed, _at: datetime) -> _Step:
+def _progressed(op: Operation, fact: Progressed | Continued, _at: datetime) -> _Step:
     data = progress_data(fact.progress)
     return replace(op, progress=fact.progress), EventType.PROGRESS, data
 
@@ -308,6 +316,7 @@ _STEPS: Mapping[type[Fact], Callable[..., _Step]] = {
     Started: _started,
     EngineAccepted: _engine_accepted,
     Progressed: _progressed,
+    Continued: _progressed,
     RankReported: _rank_reported,
     Warned: _warned,
     CancelRequested: _cancel_requested,

@@ -13,6 +13,7 @@ from app.auth.principal import Principal
 from app.domain.commands import Command
 from app.domain.idempotency import fingerprint
 from app.domain.operation import Operation
+from app.domain.weight_sessions import Chunk, SessionStage
 from app.http.bodies import OrderBody
 from app.http.negotiation import Preference, idempotency_key, preference_of
 from app.http.preconditions import expected_revision
@@ -20,7 +21,9 @@ from app.http.records import actor_of, caller_of
 from app.http.replies import operation_reply
 from app.http.rooms import House, Rooms, VisibleEngine
 from app.http.route import one_header
+from app.http.weight_bodies import UpdateWeightsBody
 from app.operations.orders import OrderRequest
+from app.operations.sessions import StageRequest, is_staged
 
 KeyHeader = Annotated[
     str | None,
@@ -63,11 +66,54 @@ class OrderCall:
             operation, accepted=True, headers={**self.preference.headers, **replayed}
         )
 
+    async def update(self, body: UpdateWeightsBody, who: Principal) -> Response:
+        """An update, or a call that goes on with one that comes in pieces: 200 where a chunk is
+        staged on every rank, or the operation has ended, within the time to wait."""
+        stage = body.stage()
+        if stage is None:
+            return await self.give(body, who)
+        request = self._stage(body, who, stage)
+        if body.dry_run:
+            return JSONResponse(dict(await self.house.sessions.plan(request)))
+        accepted = await self.house.sessions.go_on(request)
+        operation, there = await self._continued(accepted.operation, stage)
+        replayed = {} if accepted.fresh else {"Idempotency-Replayed": "true"}
+        return operation_reply(
+            operation, accepted=not there, headers={**self.preference.headers, **replayed}
+        )
+
+    async def _continued(self, operation: Operation, stage: SessionStage) -> tuple[Operation, bool]:
+        """And whether what the call is for has come about."""
+        if not isinstance(stage.stage, Chunk):
+            return await self._awaited(operation), False
+        index = stage.stage.index
+        if self.preference.wait_s and not operation.done:
+            waiting = self.house.sessions.staged(operation.id, index, float(self.preference.wait_s))
+            operation = await self.house.closing.unless(waiting) or operation
+        return operation, is_staged(operation, index)
+
+    def _stage(self, body: UpdateWeightsBody, who: Principal, stage: SessionStage) -> StageRequest:
+        expected = expected_revision(self.if_match, body.expected_revision)
+        return StageRequest(
+            engine_id=self.engine.id,
+            command=stage,
+            actor=actor_of(who),
+            caller=caller_of(self.request, who, body.reason),
+            model=body.model,
+            key=self._key(body),
+            fingerprint=self._fingerprint(body),
+            expected_revision=expected.revision,
+            revision_from_header=expected.from_header,
+        )
+
+    def _key(self, body: OrderBody) -> str | None:
+        if body.dry_run:
+            return None
+        return idempotency_key(one_header(self.request, "idempotency-key"))
+
     def _order(self, body: OrderBody, who: Principal, command: Command) -> OrderRequest:
         expected = expected_revision(self.if_match, body.expected_revision)
-        key = None
-        if not body.dry_run:
-            key = idempotency_key(one_header(self.request, "idempotency-key"))
+        key = self._key(body)
         caller = caller_of(self.request, who, body.reason)
         return OrderRequest(
             engine_id=self.engine.id,

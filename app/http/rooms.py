@@ -21,6 +21,7 @@ from app.observability.refused_callers import RefusedCallers
 from app.operations.fleet import Fleet
 from app.operations.orders import Orders
 from app.operations.profiles import Profiles
+from app.operations.sessions import Sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class Rooms:
     fleet: Fleet
     orders: Orders
     profiles: Profiles
+    sessions: Sessions
     clock: Clock
     new_id: IdSource
     tail: Tail

@@ -21,10 +21,9 @@ from app.domain.kinds import (
     Component,
     NewRequests,
     PauseMode,
-    TensorDtype,
 )
-from app.domain.tensors import TensorSpec
 from app.domain.weight_orders import MAX_VERSION_CHARS, AdmissionRule
+from app.domain.weight_sessions import SessionStage
 from app.domain.weight_sources import (
     DiskWeights,
     DistributedWeights,
@@ -36,13 +35,10 @@ from app.domain.weight_sources import (
     WeightSource,
 )
 from app.http.bodies import BIGGEST, Address, Body, Count, OrderBody, sequence
+from app.http.session_bodies import SessionSourceBody
+from app.http.tensor_bodies import ONE_LINE, GroupRank, Path, TensorName, TensorSpecBody
 
-_ONE_LINE = r"^[^\x00-\x1f\x7f-\x9f]*$"
-
-Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=_ONE_LINE)]
-TensorName = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=_ONE_LINE)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-GroupRank = Annotated[int, Field(ge=0, le=65535)]
 Epoch = Annotated[int, Field(ge=1, le=BIGGEST)]
 Milliseconds = Annotated[int, Field(ge=1, le=BIGGEST)]
 
@@ -65,15 +61,6 @@ class DiskSourceBody(Body):
 
     def source(self) -> DiskWeights:
         return DiskWeights(self.path, tuple(one.digest() for one in self.digests))
-
-
-class TensorSpecBody(Body):
-    name: TensorName
-    dtype: Annotated[TensorDtype, Field(strict=False)]
-    shape: Annotated[tuple[Count, ...], BeforeValidator(sequence), Field(max_length=16)]
-
-    def spec(self) -> TensorSpec:
-        return TensorSpec(self.name, self.dtype, self.shape)
 
 
 class SharedTensorBody(TensorSpecBody):
@@ -183,14 +170,28 @@ class WeightSourceBody(Body):
     disk: DiskSourceBody | None = None
     tensors: TensorSourceBody | None = None
     distributed: DistributedSourceBody | None = None
+    session: SessionSourceBody | None = None
 
     def source(self) -> WeightSource:
-        named = (self.disk, self.tensors, self.distributed)
+        named = (self.disk, self.tensors, self.distributed, self.session)
         match [one for one in named if one is not None]:
             case [one]:
                 return one.source()
             case _:
-                raise fault("/source", "name one source: disk, tensors or distributed")
+                raise fault("/source", "name one source: disk, tensors, distributed or session")
+
+
+_SAID_BY_BEGIN = frozenset(
+    {
+        "weight_version",
+        "cache_policy",
+        "components",
+        "pause",
+        "under_pause",
+        "check_finite",
+        "deadline_ms",
+    }
+)
 
 
 class PauseAroundBody(Body):
@@ -206,7 +207,7 @@ class UnderPauseBody(Body):
 
 
 WeightVersion = Annotated[
-    str, StringConstraints(min_length=1, max_length=MAX_VERSION_CHARS, pattern=_ONE_LINE)
+    str, StringConstraints(min_length=1, max_length=MAX_VERSION_CHARS, pattern=ONE_LINE)
 ]
 
 
@@ -218,11 +219,13 @@ class SetWeightVersionBody(OrderBody):
 
 
 class UpdateWeightsBody(OrderBody):
-    """Either `pause`, or `under_pause` where the engine is paused already."""
+    """Either `pause`, or `under_pause` where the engine is paused already. A later call of a
+    session says `source` alone."""
 
     source: WeightSourceBody
-    weight_version: WeightVersion = Field(
-        description="The engine's when, and only when, the update has succeeded."
+    weight_version: WeightVersion | None = Field(
+        None,
+        description="Needed. The engine's when, and only when, the update has succeeded.",
     )
     cache_policy: Annotated[CachePolicy, Field(strict=False)] = Field(
         CachePolicy.FLUSH, description="What becomes of KV that the earlier weights computed."
@@ -242,7 +245,20 @@ class UpdateWeightsBody(OrderBody):
     )
     check_finite: bool = Field(False, description="Refuse NaN and infinity before the exchange.")
 
+    def stage(self) -> SessionStage | None:
+        """Of a session that goes on; None: it is an order of its own."""
+        session = self.source.session
+        stage = None if session is None else session.stage()
+        if stage is not None:
+            for name in sorted(self.model_fields_set & _SAID_BY_BEGIN):
+                raise fault(f"/{name}", "is said when the session begins, and not again")
+            if self.source.model_fields_set != {"session"}:
+                raise fault("/source", "name one source")
+        return stage
+
     def command(self) -> Command:
+        if self.weight_version is None:
+            raise fault("/weight_version", "must be there")
         return UpdateWeights(
             model=self.model,
             source=self.source.source(),

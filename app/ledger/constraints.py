@@ -25,7 +25,7 @@ def _meaning(constraint: str | None) -> Exception | None:
             # Somebody else has just taken the engine's slot, or used the key. Who it was, and so
             # which refusal or which operation is the answer, a new transaction can tell.
             return Raced()
-        case "uq_events_operation_id_sequence" | "uq_events_operation_end":
+        case "uq_events_operation_id_sequence" | "uq_events_operation_end" | "pk_stages":
             return Superseded("the operation has gone on in the meantime")
     return None
 

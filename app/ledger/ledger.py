@@ -18,6 +18,7 @@ from app.ledger.leases import Leases
 from app.ledger.operations import Operations
 from app.ledger.payloads import Payloads
 from app.ledger.schema import ReleaseSchema, bring_up, check_connection, release_schema
+from app.ledger.stages import Stages
 from app.ledger.tables import ledger
 from app.ledger.target import LedgerFile, sole_process, target_of
 from app.ledger.wakes import Wakes
@@ -41,6 +42,7 @@ class Ledger:
     audit: Audit
     leases: Leases
     payloads: Payloads
+    stages: Stages
 
     def __init__(
         self, database: Database, wakes: Wakes, clock: Clock, schema: ReleaseSchema, identity: str
@@ -53,6 +55,7 @@ class Ledger:
         self.audit = Audit(database)
         self.leases = Leases(database, clock)
         self.payloads = Payloads(database)
+        self.stages = Stages(database, clock)
         self._database = database
         self._schema = schema
         self._held = AsyncExitStack()

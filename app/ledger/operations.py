@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-
-from sqlalchemy import ColumnElement, delete, or_, select, update
+from sqlalchemy import ColumnElement, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.clock import Clock
 from app.domain.errors import EngineBusy, UnknownEngine
-from app.domain.idempotency import KeyRecord, replay_of
+from app.domain.idempotency import replay_of
 from app.domain.operation import Actor, Operation
 from app.domain.transitions import Advanced, Queued, accepted_event, advance
 from app.ledger import audit as auditing
+from app.ledger import keys, payloads
 from app.ledger import leases as leasing
-from app.ledger import payloads
 from app.ledger.constraints import violations
 from app.ledger.database import Database, Write
 from app.ledger.errors import Superseded
 from app.ledger.paging import page_of
 from app.ledger.positions import append
-from app.ledger.rows import actor_values, changing_values, operation_of, operation_values
+from app.ledger.rows import changing_values, operation_of, operation_values
 from app.ledger.tables import (
     SLOT_STATES,
     engines,
     holds_slot,
-    idempotency_keys,
-    is_ended,
     is_open,
     operations,
+    stages,
 )
 from app.ledger.values import Accepted, AuditEntry, KeyClaim, Lease, OperationFilter, Page
-
-MIN_KEY_RETENTION = timedelta(hours=24)
 
 
 class Operations:
@@ -74,14 +69,14 @@ class Operations:
     ) -> Accepted:
         now = self._clock.now()
         if key is not None:
-            known = await _known(write.connection, operation.actor, key.key, now)
+            known = await keys.known(write.connection, operation.actor, key.key, now)
             earlier = replay_of(known, key.fingerprint)
             if earlier is not None:
-                return Accepted(await _existing(write.connection, earlier), fresh=False)
+                return Accepted(await existing(write.connection, earlier), fresh=False)
             # Before anything is refused: from here on nobody else has this key, so whoever is
             # found in the slot is another order, and not this one's twin.
             with violations():
-                await self._claim(write, operation, key, now)
+                await keys.claim(write, operation.actor, key, operation.id, now)
         await _require_engine(write, operation.engine_id)
         if operation.kind.exclusive and not queued:
             holder = await _slot_holder(write.connection, operation.engine_id)
@@ -104,24 +99,6 @@ class Operations:
         await auditing.write_entry(write, audit)
         return Accepted(taken, fresh=True)
 
-    async def _claim(
-        self, write: Write, operation: Operation, key: KeyClaim, now: datetime
-    ) -> None:
-        """The key is not known, or has expired."""
-        scope = actor_values(operation.actor) | {"key": key.key}
-        await write.connection.execute(
-            delete(idempotency_keys).where(
-                *(idempotency_keys.c[name] == value for name, value in scope.items()),
-                idempotency_keys.c.expires_at <= now,
-            )
-        )
-        values = scope | {
-            "fingerprint": key.fingerprint,
-            "operation_id": operation.id,
-            "expires_at": max(key.expires_at, now + MIN_KEY_RETENTION),
-        }
-        await write.connection.execute(idempotency_keys.insert().values(values))
-
     async def replay(self, actor: Actor, key: str, fingerprint: str) -> Operation | None:
         """What a key used before stands for; None: not used, or its retention is over.
 
@@ -129,29 +106,18 @@ class Operations:
         """
 
         async def look(connection: AsyncConnection) -> Operation | None:
-            known = await _known(connection, actor, key, self._clock.now())
+            known = await keys.known(connection, actor, key, self._clock.now())
             earlier = replay_of(known, fingerprint)
-            return None if earlier is None else await _existing(connection, earlier)
+            return None if earlier is None else await existing(connection, earlier)
 
         return await self._database.read(look)
 
     async def forget_expired_keys(self, limit: int = 1000) -> int:
         """Delete keys whose retention is over and whose operation has ended; how many."""
 
-        async def forget(write: Write) -> int:
-            expired = (
-                select(idempotency_keys.c.operation_id)
-                .join(operations, operations.c.id == idempotency_keys.c.operation_id)
-                .where(idempotency_keys.c.expires_at <= self._clock.now(), is_ended)
-                .order_by(idempotency_keys.c.expires_at)
-                .limit(limit)
-            )
-            # Each key has an operation of its own. Whoever renews one of them at this moment
-            # writes a row of another operation, which stays.
-            gone = delete(idempotency_keys).where(idempotency_keys.c.operation_id.in_(expired))
-            return (await write.connection.execute(gone)).rowcount
-
-        return await self._database.write(forget)
+        return await self._database.write(
+            lambda write: keys.forget_expired(write, self._clock.now(), limit)
+        )
 
     async def get(self, operation_id: str) -> Operation | None:
         async def look(connection: AsyncConnection) -> Operation | None:
@@ -209,25 +175,8 @@ class Operations:
             holder = await _slot_holder(write.connection, before.engine_id)
             if holder is not None:
                 raise EngineBusy(operation_id=holder)
-        step = (
-            update(operations)
-            .where(
-                operations.c.id == before.id,
-                operations.c.state == before.state.value,
-                operations.c.sequence == before.sequence,
-                operations.c.engine_sequence == before.engine_sequence,
-            )
-            .values(changing_values(after))
-        )
         with violations():
-            if (await write.connection.execute(step)).rowcount == 0:
-                raise Superseded(
-                    "the operation has gone on in the meantime", operation_id=before.id
-                )
-            if advanced.event is not None:
-                await append(write, advanced.event, before.kind)
-        if after.done:
-            await payloads.forget(write, after.id)
+            await write_step(write, before, advanced)
         if audit is not None:
             await auditing.write_entry(write, audit)
         return after
@@ -267,28 +216,34 @@ async def _find(connection: AsyncConnection, operation_id: str) -> Operation | N
     return None if row is None else operation_of(row)
 
 
-async def _existing(connection: AsyncConnection, operation_id: str) -> Operation:
+async def write_step(write: Write, before: Operation, advanced: Advanced) -> None:
+    """The operation as `advanced` has it, with its event. Raises Superseded."""
+    after = advanced.operation
+    step = (
+        update(operations)
+        .where(
+            operations.c.id == before.id,
+            operations.c.state == before.state.value,
+            operations.c.sequence == before.sequence,
+            operations.c.engine_sequence == before.engine_sequence,
+        )
+        .values(changing_values(after))
+    )
+    if (await write.connection.execute(step)).rowcount == 0:
+        raise Superseded("the operation has gone on in the meantime", operation_id=before.id)
+    if advanced.event is not None:
+        await append(write, advanced.event, before.kind)
+    if after.done:
+        # What came with it, and with its further calls, is of no more use to anybody.
+        await payloads.forget(write, after.id)
+        await write.connection.execute(delete(stages).where(stages.c.operation_id == after.id))
+
+
+async def existing(connection: AsyncConnection, operation_id: str) -> Operation:
     """One that a foreign key names."""
     found = await _find(connection, operation_id)
     assert found is not None
     return found
-
-
-async def _known(
-    connection: AsyncConnection, actor: Actor, key: str, now: datetime
-) -> KeyRecord | None:
-    """The record of a key. One whose operation is open does not expire."""
-    scope = actor_values(actor) | {"key": key}
-    query = (
-        select(idempotency_keys.c.fingerprint, idempotency_keys.c.operation_id)
-        .join(operations, operations.c.id == idempotency_keys.c.operation_id)
-        .where(
-            *(idempotency_keys.c[name] == value for name, value in scope.items()),
-            or_(idempotency_keys.c.expires_at > now, is_open),
-        )
-    )
-    row = (await connection.execute(query)).one_or_none()
-    return None if row is None else KeyRecord(row.fingerprint, row.operation_id)
 
 
 async def _slot_holder(connection: AsyncConnection, engine_id: str) -> str | None:

@@ -232,6 +232,17 @@ payloads = Table(
     Column("content", LargeBinary, nullable=False),
 )
 
+stages = Table(
+    "stages",
+    metadata,
+    Column("operation_id", Words, ForeignKey("operations.id"), primary_key=True),
+    Column("number", BIG, primary_key=True, autoincrement=False),
+    Column("name", Words, nullable=False),
+    Column("document", JSON_DOCUMENT, nullable=False),
+    Column("expected_revision", BIG),
+    CheckConstraint("number >= 1", name="number"),
+)
+
 audit = Table(
     "audit",
     metadata,

@@ -50,6 +50,7 @@ from app.operations.backoff import Backoff
 from app.operations.fleet import FRESH_FOR, Fleet
 from app.operations.logbook import Logbook
 from app.operations.pace import Pace
+from app.operations.stage_sending import StageSender, session_id_of
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ class Course:
         self._backoff = backoff
         self._news = asyncio.Event()
         self._cancelling: asyncio.Task[None] | None = None
+        self._sender: StageSender | None = None
+        self._continuing: asyncio.Task[None] | None = None
         self._doubted = False
         self._misses = 0
         self._refused: OperationError | None = None
@@ -86,6 +89,7 @@ class Course:
             self._log.learn(operation)
             self._news.set()
             self._heed_cancellation()
+            self._heed_stages()
 
     def doubt(self) -> None:
         """It does not seem to be open any more: look before going on."""
@@ -99,6 +103,7 @@ class Course:
             if self._ended():
                 return
             self._heed_cancellation()
+            self._heed_stages()
             if self.operation.state in _UNSENT:
                 backend = await self._set_out()
                 lost = None if backend is None else await self._follow(backend, first=True)
@@ -107,9 +112,10 @@ class Course:
             if lost is not None and not self._ended():
                 await self._ask(lost)
         finally:
-            if self._cancelling is not None:
-                self._cancelling.cancel()
-                await asyncio.gather(self._cancelling, return_exceptions=True)
+            beside = [task for task in (self._cancelling, self._continuing) if task is not None]
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
     # ---- before it is sent ----
 
@@ -191,6 +197,7 @@ class Course:
         elif await self._log.take(fact) is None:
             self._misses = 0
         self._heed_cancellation()
+        self._heed_stages()
 
     async def _end(self, fact: Completed | Failed | Cancelled) -> None:
         """What was changed is read before the end is told: who hears of the end and looks finds
@@ -292,6 +299,28 @@ class Course:
         """Once."""
         if all(known.reason != reason for known in self.operation.warnings):
             await self._log.take(Warned(warning=OperationWarning(reason, message)))
+
+    # ---- ordered by several calls ----
+
+    def _heed_stages(self) -> None:
+        """Further calls are sent once the engine has taken the first one on."""
+        if self._sender is not None:
+            self._sender.wake()
+            return
+        session_id = session_id_of(self.operation)
+        known = self.operation.engine_operation_id is not None
+        if session_id is not None and known and not self.operation.done:
+            self._sender = StageSender(
+                session_id, self._log, self._fleet, self._pace, self._backoff
+            )
+            self._continuing = asyncio.get_running_loop().create_task(self._sender.run())
+            self._continuing.add_done_callback(self._continued)
+
+    def _continued(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        # The operation's own course goes on, and the engine's lease ends what nobody goes on with.
+        log.error("operation %s: its further calls failed", self.operation.id, exc_info=error)
 
     # ---- cancelled by a caller ----
 

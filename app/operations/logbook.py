@@ -14,6 +14,7 @@ from app.domain.operation import Operation
 from app.domain.transitions import Advanced, Fact, Refusal, Rejected, advance
 from app.ledger.errors import Superseded
 from app.ledger.ledger import Ledger
+from app.ledger.stages import StoredStage
 from app.ledger.values import Lease
 from app.operations.auditing import end_entry
 from app.operations.backoff import Backoff
@@ -72,6 +73,12 @@ class Logbook:
     async def payload(self) -> bytes | None:
         """What goes with the order; None: nothing does any more."""
         return await self._persist(lambda: self._ledger.payloads.get(self._operation.id))
+
+    async def stages(self, after: int, limit: int) -> tuple[StoredStage, ...]:
+        """Further calls that were taken on after that number."""
+        return await self._persist(
+            lambda: self._ledger.stages.after(self._operation.id, after, limit)
+        )
 
     async def take(self, fact: Fact) -> Refusal | None:
         """Write it down. None: it is written. Returns only when one or the other is certain; a

@@ -18,6 +18,7 @@ class Pace:
     sweep_s: float = 1.0
     find_timeout_s: float = 3.0
     cancel_timeout_s: float = 5.0
+    stage_timeout_s: float = 30.0
     after_end_s: float = 1.0
     retry_first_s: float = 0.1
     retry_most_s: float = 10.0

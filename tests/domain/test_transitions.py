@@ -23,6 +23,7 @@ from app.domain.transitions import (
     Cancelled,
     CancelRequested,
     Completed,
+    Continued,
     Dispatched,
     EngineAccepted,
     Fact,
@@ -60,6 +61,7 @@ SAMPLES: tuple[Fact, ...] = (
     Started(),
     EngineAccepted(engine_operation_id="e-1"),
     Progressed(progress=ProgressValue("draining", 1, 4, "requests")),
+    Continued(progress=ProgressValue("chunk_taken", 0, 1, "chunks")),
     RankReported(report=RankReport(0, RankState.PREPARED)),
     Warned(warning=OperationWarning("SLOW_RANK", "rank 3 lags")),
     CancelRequested(),
@@ -80,6 +82,7 @@ Dispatched       running    running    .           .           .
 Started          running    .          .           .           .
 EngineAccepted   .          .          running     cancelling  .
 Progressed       .          .          running     cancelling  .
+Continued        accepted   queued     running     .           reconciling
 RankReported     .          .          running     cancelling  .
 Warned           .          .          running     cancelling  reconciling
 CancelRequested  .          .          cancelling  .           .

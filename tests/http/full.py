@@ -47,8 +47,10 @@ class Full:
 
 
 @asynccontextmanager
-async def full_engine(gate: Gateway, data_dir: Path) -> AsyncIterator[Full]:
-    async with running_engine(data_dir, make_engine=lambda: FullEngine(world_size=2)) as double:
+async def full_engine(
+    gate: Gateway, data_dir: Path, engine: type[FullEngine] = FullEngine
+) -> AsyncIterator[Full]:
+    async with running_engine(data_dir, make_engine=lambda: engine(world_size=2)) as double:
         address = double.admin_address
         body = {"id": FULL, "members": [{"rank": 0, "admin": address, "control": address}]}
         made = await gate.http.post("/v1/engines", json=body, headers=gate.auth())

@@ -28,6 +28,7 @@ from app.operations.orders import OrderRequest, Orders
 from app.operations.pace import Pace
 from app.operations.registering import EngineDraft
 from app.operations.runner import Runner
+from app.operations.sessions import Sessions
 
 ALICE = Actor("https://issuer.test", "alice", "cli")
 CALLER = Caller(actor=ALICE)
@@ -83,6 +84,7 @@ class Gateway:
         self.fleet: Fleet
         self.runner: Runner
         self.orders: Orders
+        self.sessions: Sessions
 
     async def start(self) -> None:
         await self.open()
@@ -100,6 +102,7 @@ class Gateway:
         self.orders = Orders(
             seen, self.fleet, self.runner, self.clock, uuid7, deadlines=Deadlines()
         )
+        self.sessions = Sessions(seen, self.fleet, self.runner, self.clock)
 
     async def stop(self) -> None:
         await self.runner.stop(5.0)

@@ -43,6 +43,7 @@ from app.domain.transitions import (
     Failed,
     Progressed,
 )
+from app.domain.weight_sessions import SessionStage
 
 Send = Literal[
     "fine",
@@ -244,6 +245,11 @@ class ScriptedBackend:
         self, order: Order, sent_to: str | None, timeout_s: float
     ) -> Completed | None:
         return None
+
+    async def go_on(
+        self, stage: SessionStage, key: str, expected_revision: int | None, timeout_s: float
+    ) -> None:
+        raise AssertionError("no order here comes in several calls")
 
     def end_without_record(self, order: Order) -> Fact | None:
         return None

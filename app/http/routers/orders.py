@@ -94,7 +94,7 @@ async def restore_resources(
 @router.post("/update-weights", status_code=202, response_model=OperationDocument)
 async def update_weights(who: MayUpdateWeights, call: Call, body: UpdateWeightsBody) -> Response:
     """New weights on all ranks or on none. The result has the evidence of each rank."""
-    return await call.give(body, who)
+    return await call.update(body, who)
 
 
 @router.post("/weight-version", status_code=202, response_model=OperationDocument)

@@ -1,0 +1,222 @@
+"""Weight sessions as they may be sent: one operation, ordered by several calls."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, StringConstraints
+
+from app.domain.command import fault
+from app.domain.errors import InvalidArgument
+from app.domain.kinds import CollectiveBackend
+from app.domain.weight_sessions import (
+    MAX_CHUNKS,
+    AbortSession,
+    Chunk,
+    CommitSession,
+    DiskChunk,
+    DiskTransfer,
+    IpcChunk,
+    IpcHandle,
+    IpcTransfer,
+    NcclChunk,
+    NcclTransfer,
+    Payload,
+    SessionStage,
+    SessionWeights,
+    Stage,
+    Transfer,
+)
+from app.http.bodies import BIGGEST, Address, Body, Count, Words, sequence
+from app.http.tensor_bodies import GroupRank, Path, TensorName, TensorSpecBody
+
+SessionId = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,128}$")]
+Positive = Annotated[int, Field(ge=1, le=BIGGEST)]
+Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2}){1,4096}$")]
+Specs = Annotated[
+    tuple[TensorSpecBody, ...], BeforeValidator(sequence), Field(min_length=1, max_length=65536)
+]
+
+
+class NcclTransferBody(Body):
+    """A process group of a trainer's that the engine's ranks join for the session."""
+
+    address: Address = Field(description="Within what the engine allows.")
+    port: Annotated[int, Field(ge=1, le=65535)]
+    world_size: Annotated[int, Field(ge=2, le=65536)] = Field(
+        description="Trainer and engine ranks together."
+    )
+    rank_offset: GroupRank = Field(description="Of the engine's rank 0.")
+    backend: Annotated[CollectiveBackend, Field(strict=False)] = CollectiveBackend.NCCL
+    group: Annotated[str, StringConstraints(max_length=512)] = ""
+    source_rank: GroupRank = Field(0, description="The one that sends.")
+
+    def transfer(self) -> NcclTransfer:
+        return NcclTransfer(
+            address=self.address,
+            port=self.port,
+            world_size=self.world_size,
+            rank_offset=self.rank_offset,
+            backend=self.backend,
+            group=self.group,
+            source_rank=self.source_rank,
+        )
+
+
+class IpcTransferBody(Body):
+    """Memory that another process on the engine's machine shares; each chunk says which."""
+
+
+class DiskTransferBody(Body):
+    path: Path = Field(description="A folder, as the engine's host sees it.")
+
+
+class BeginBody(Body):
+    """One of `nccl`, `ipc`, `disk`: how the pieces travel."""
+
+    lease_ms: Positive | None = Field(
+        None,
+        description="Without a call for so long the session ends; absent: the engine's default.",
+    )
+    nccl: NcclTransferBody | None = None
+    ipc: IpcTransferBody | None = None
+    disk: DiskTransferBody | None = None
+
+    def transfer(self) -> Transfer:
+        match self.nccl, self.ipc, self.disk:
+            case NcclTransferBody() as group, None, None:
+                return group.transfer()
+            case None, IpcTransferBody(), None:
+                return IpcTransfer()
+            case None, None, DiskTransferBody(path=path):
+                return DiskTransfer(path)
+            case _:
+                raise fault("/source/session/begin", "name one: nccl, ipc or disk")
+
+
+class NcclChunkBody(Body):
+    tensors: Specs = Field(description="In the order in which they are broadcast.")
+    packed: bool = False
+    packed_buffer_bytes: Positive | None = None
+    packed_buffers: Positive | None = None
+
+    def payload(self) -> NcclChunk:
+        return NcclChunk(
+            tensors=tuple(one.spec() for one in self.tensors),
+            packed=self.packed,
+            packed_buffer_bytes=self.packed_buffer_bytes,
+            packed_buffers=self.packed_buffers,
+        )
+
+
+class IpcHandleBody(Body):
+    """Either `object_name`, of a POSIX shared memory object in the host's memory; or `device_uuid`
+    and `handle`, which is the device's own."""
+
+    object_name: Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,255}$")] | None = None
+    device_uuid: Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,128}$")] | None = None
+    handle: Hex | None = Field(None, description="In hex.")
+    offset_bytes: Count = 0
+
+    def of(self, pointer: str) -> IpcHandle:
+        match self.object_name, self.device_uuid, self.handle:
+            case str() as name, None, None:
+                return IpcHandle("", name.encode(), self.offset_bytes)
+            case None, str() as device, str() as handle:
+                return IpcHandle(device, bytes.fromhex(handle), self.offset_bytes)
+            case _:
+                raise fault(pointer, "say object_name, or device_uuid and handle")
+
+
+class IpcChunkBody(Body):
+    tensors: Specs
+    handles: Annotated[
+        tuple[IpcHandleBody, ...],
+        BeforeValidator(sequence),
+        Field(min_length=1, max_length=262_144),
+    ] = Field(description="One for each tensor and device, grouped by tensor.")
+
+    def payload(self) -> IpcChunk:
+        pointer = "/source/session/chunk/ipc/handles"
+        return IpcChunk(
+            tuple(one.spec() for one in self.tensors),
+            tuple(one.of(f"{pointer}/{index}") for index, one in enumerate(self.handles)),
+        )
+
+
+class DiskChunkBody(Body):
+    files: Annotated[
+        tuple[TensorName, ...], BeforeValidator(sequence), Field(min_length=1, max_length=4096)
+    ] = Field(description="Below the path of the session.")
+
+
+class ChunkBody(Body):
+    """One of `nccl`, `ipc`, `disk`: as the session began."""
+
+    index: Annotated[int, Field(ge=0, lt=MAX_CHUNKS)] = Field(description="0, 1, 2 …, no gap.")
+    nccl: NcclChunkBody | None = None
+    ipc: IpcChunkBody | None = None
+    disk: DiskChunkBody | None = None
+
+    def payload(self) -> Payload:
+        match self.nccl, self.ipc, self.disk:
+            case NcclChunkBody() as sent, None, None:
+                return sent.payload()
+            case None, IpcChunkBody() as shared, None:
+                return shared.payload()
+            case None, None, DiskChunkBody(files=files):
+                return DiskChunk(files)
+            case _:
+                raise fault("/source/session/chunk", "name one: nccl, ipc or disk")
+
+
+class CommitBody(Body):
+    chunks: Annotated[int, Field(ge=0, le=MAX_CHUNKS)] = Field(
+        description="How many were sent. If another number was taken, nothing is committed."
+    )
+
+
+class AbortBody(Body):
+    reason: Words = Field("", description="Kept as a warning of the operation.")
+
+
+class SessionSourceBody(Body):
+    """The first call says `begin`, and all that an update says. Each later one says `chunk`,
+    `commit` or `abort`, and nothing else of the update."""
+
+    session_id: SessionId = Field(description="Yours; it names the operation.")
+    begin: BeginBody | None = None
+    chunk: ChunkBody | None = None
+    commit: CommitBody | None = None
+    abort: AbortBody | None = None
+
+    def source(self) -> SessionWeights:
+        if self.begin is None or self._later() is not None:
+            raise _one_of_them()
+        return SessionWeights(self.session_id, self.begin.transfer(), self.begin.lease_ms)
+
+    def stage(self) -> SessionStage | None:
+        """None: it is the first call."""
+        later = self._later()
+        if later is None:
+            return None
+        if self.begin is not None:
+            raise _one_of_them()
+        return SessionStage(self.session_id, later)
+
+    def _later(self) -> Stage | None:
+        match self.chunk, self.commit, self.abort:
+            case None, None, None:
+                return None
+            case ChunkBody() as chunk, None, None:
+                return Chunk(chunk.index, chunk.payload())
+            case None, CommitBody(chunks=chunks), None:
+                return CommitSession(chunks)
+            case None, None, AbortBody(reason=reason):
+                return AbortSession(reason)
+            case _:
+                raise _one_of_them()
+
+
+def _one_of_them() -> InvalidArgument:
+    return fault("/source/session", "say one: begin, chunk, commit or abort")

@@ -1,0 +1,70 @@
+"""Idempotency keys: which call each was used for, and the operation that it stands for."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from sqlalchemy import delete, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.domain.idempotency import KeyRecord
+from app.domain.operation import Actor
+from app.ledger.database import Write
+from app.ledger.rows import actor_values
+from app.ledger.tables import idempotency_keys, is_ended, is_open, operations
+from app.ledger.values import KeyClaim
+
+MIN_KEY_RETENTION = timedelta(hours=24)
+
+
+async def known(
+    connection: AsyncConnection, actor: Actor, key: str, now: datetime
+) -> KeyRecord | None:
+    """The record of a key. One whose operation is open does not expire."""
+    scope = actor_values(actor) | {"key": key}
+    query = (
+        select(idempotency_keys.c.fingerprint, idempotency_keys.c.operation_id)
+        .join(operations, operations.c.id == idempotency_keys.c.operation_id)
+        .where(
+            *(idempotency_keys.c[name] == value for name, value in scope.items()),
+            or_(idempotency_keys.c.expires_at > now, is_open),
+        )
+    )
+    row = (await connection.execute(query)).one_or_none()
+    return None if row is None else KeyRecord(row.fingerprint, row.operation_id)
+
+
+async def claim(
+    write: Write, actor: Actor, key: KeyClaim, operation_id: str, now: datetime
+) -> None:
+    """For a key that is not known, or has expired."""
+    scope = actor_values(actor) | {"key": key.key}
+    await write.connection.execute(
+        delete(idempotency_keys).where(
+            *(idempotency_keys.c[name] == value for name, value in scope.items()),
+            idempotency_keys.c.expires_at <= now,
+        )
+    )
+    values = scope | {
+        "fingerprint": key.fingerprint,
+        "operation_id": operation_id,
+        "expires_at": max(key.expires_at, now + MIN_KEY_RETENTION),
+    }
+    await write.connection.execute(idempotency_keys.insert().values(values))
+
+
+async def forget_expired(write: Write, now: datetime, limit: int) -> int:
+    """Delete keys whose retention is over and whose operation has ended; how many."""
+    expired = (
+        select(idempotency_keys.c.operation_id)
+        .join(operations, operations.c.id == idempotency_keys.c.operation_id)
+        .where(idempotency_keys.c.expires_at <= now, is_ended)
+        .order_by(idempotency_keys.c.expires_at)
+        .limit(limit)
+    )
+    # An operation that several calls ordered has a key for each, and they expire one by one.
+    # Whoever renews one of them at this moment writes a row of another operation, which stays.
+    gone = delete(idempotency_keys).where(
+        idempotency_keys.c.operation_id.in_(expired), idempotency_keys.c.expires_at <= now
+    )
+    return (await write.connection.execute(gone)).rowcount
