@@ -11,6 +11,7 @@ import math
 import mmap
 import os
 import queue
+import resource
 import signal
 import socket
 import struct
@@ -100,17 +101,21 @@ class Receiver:
     def _receive(
         self, tensors: tuple[SharedTensor, ...], rank: int, segment: mmap.mmap
     ) -> list[bytes]:
-        """The digests of what one member received. The first one's is kept."""
+        """The digests of what one member received, where there are others to compare them with.
+        What the first one received is kept."""
+        alone = len(self._members) == 1
         sums = []
         for index, one in enumerate(tensors):
-            size = math.prod(one.shape) * DTYPES[one.dtype].itemsize
+            # What has no name in torch's list here is eight bits wide.
+            element = DTYPES[one.dtype].itemsize if one.dtype in DTYPES else 1
+            size = math.prod(one.shape) * element
             if rank == 0:
                 target = torch.frombuffer(segment, dtype=torch.uint8, count=size, offset=one.offset)
             else:
                 target = torch.empty(size, dtype=torch.uint8)
             self._receive_one(one, rank, target)
             raw: Any = target.numpy()
-            sums.append(hashlib.sha256(memoryview(raw)).digest())
+            sums.append(b"" if alone else hashlib.sha256(memoryview(raw)).digest())
             self._tell(TensorIsHere(rank, index))
         return sums
 
@@ -142,6 +147,8 @@ def main() -> None:
     """Entry point of the process; the argument is the number of an inherited socket."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    # The library's way out is to abort, which is told to whoever ordered; no need of a file of it.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     torch.set_num_threads(1)
     connected = socket.socket(fileno=int(sys.argv[1]))
     sending = threading.Lock()

@@ -10,6 +10,7 @@ import pytest
 
 from app.domain.capabilities import Capabilities
 from app.domain.kinds import CacheKind, OperationKind
+from app.enginekit.runtime import Order, RuntimeFault
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from tests.doubles.engine import EngineDouble, running_engine
 from tests.enginekit.client import Client, assert_whole, client_of, refused, shape, until
@@ -210,3 +211,18 @@ async def test_a_runtime_that_does_not_answer_delays_no_order_for_ever(tmp_path:
         double.engine.observing = None
         profile = await client.profile()
         assert profile.state.weights.state == pb.WEIGHTS_STATE_VALID
+
+
+async def test_a_runtime_is_told_when_it_will_be_interrupted(
+    client: Client, double: EngineDouble
+) -> None:
+    """So that it can give up by itself, and say what it waited for."""
+
+    async def give_up(order: Order, _rank: int) -> None:
+        left_s = order.deadline_at - asyncio.get_running_loop().time()
+        assert 0 < left_s <= 60
+        raise RuntimeFault("TRANSFER_FAILED", "the trainer did not come", retryable=True)
+
+    double.engine.script("prepare", give_up)
+    failed = await client.failed(client.pause(deadline_ms=60_000))
+    assert (failed.reason, failed.message) == ("TRANSFER_FAILED", "the trainer did not come")
