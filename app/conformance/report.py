@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from textwrap import wrap
 from typing import Any
 from xml.etree import ElementTree
 
@@ -64,6 +65,7 @@ def line(finding: Finding) -> str:
     return f"{finding.verdict.value:<14} {finding.case.id}{why}"
 
 
+_WIDTH = 96
 _HEADINGS = {
     Lack.NOT_PROMISED: "Not promised by this engine:",
     Lack.OPTION: "NOT PROVEN by this run, for want of an option:",
@@ -72,16 +74,17 @@ _HEADINGS = {
 }
 
 
-def _of_one_lack(heading: str, absent: Sequence[Finding]) -> list[str]:
-    """Each reason once, with the promises that it touches."""
-    lines = ["", heading] if absent else []
+def _of_one_lack(lack: Lack, absent: Sequence[Finding]) -> list[str]:
+    """Each reason once, with the promises that it touches: of those that nobody makes the ids."""
+    lines = ["", _HEADINGS[lack]] if absent else []
     for reason in dict.fromkeys(finding.reason for finding in absent):
         lines.append(f"  {reason}")
-        lines += [
-            f"    {finding.case.id}: {finding.case.sentence}"
-            for finding in absent
-            if finding.reason == reason
-        ]
+        cases = [finding.case for finding in absent if finding.reason == reason]
+        if lack is Lack.NOT_PROMISED:
+            ids = ", ".join(case.id for case in cases)
+            lines += [f"    {part}" for part in wrap(ids, _WIDTH, break_on_hyphens=False)]
+        else:
+            lines += [f"    {case.id}: {case.sentence}" for case in cases]
     return lines
 
 
@@ -96,8 +99,8 @@ def summary(report: Report) -> str:
             f"  expected  {finding.expected}",
             f"  seen      {finding.seen}",
         ]
-    for lack, heading in _HEADINGS.items():
-        lines += _of_one_lack(heading, report.lacking(lack))
+    for lack in _HEADINGS:
+        lines += _of_one_lack(lack, report.lacking(lack))
     if report.left_behind is not None:
         lines += ["", f"THE ENGINE IS NOT AS IT WAS FOUND: {report.left_behind}"]
     count = Counter(finding.verdict for finding in report.findings)
