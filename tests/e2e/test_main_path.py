@@ -186,6 +186,15 @@ class TestFlush:
         assert await cached()
 
 
+class TestCacheEvents:
+    async def test_where_they_are_to_be_had(self, bridge: Bridge) -> None:
+        answer = await bridge.gateway.client.get(f"/v1/engines/{bridge.engine}/kv-event-sources")
+        assert answer.status_code == 200, answer.text
+        (source,) = answer.json()["sources"]
+        assert (source["transport"], source["data_parallel_rank"]) == ("grpc", 0)
+        assert source["buffer_steps"] > 0
+
+
 class TestAbort:
     async def test_a_pause_can_end_what_runs_and_says_why(self, bridge: Bridge) -> None:
         running = await bridge.talk("the bridge rings", max_tokens=2000).begun()

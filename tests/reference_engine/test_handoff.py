@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from app.reference_engine.serving import ServedEngine, served
 from app.reference_engine.tiny_model import ensure_tiny_checkpoint
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import kv_pb2, lifecycle_pb2, server_pb2
-from tests.reference_engine.calling import Clients, clients_of, key
+from tests.reference_engine.calling import Call, Clients, clients_of, key
 from tests.reference_engine.handing_over import WORDS, continued, prefilled, request, settings
 from tests.reference_engine.serving import PATIENCE_S, eventually
 
@@ -25,6 +27,8 @@ pytestmark = pytest.mark.anyio
 
 Code = grpc.StatusCode
 ABORTED = lifecycle_pb2.ABORT_STATUS_ABORTED
+# Keys and values of 75 tokens in the tiny model: 2 layers of 2 heads of 32 floats.
+SESSION_BYTES = 2 * 75 * 2 * 2 * 32 * 4
 FINISHED_ALREADY = lifecycle_pb2.ABORT_STATUS_ALREADY_FINISHED
 
 
@@ -195,10 +199,12 @@ async def test_what_the_engines_say_of_themselves(three: Three) -> None:
         assert listens is (role == server_pb2.ENGINE_ROLE_PREFILL)
 
 
-def reconfigure(clients: Clients, role: server_pb2.EngineRole.ValueType) -> Any:
-    request = pb.ReconfigureServingRequest(
-        idempotency_key=key(), role=role, drain=pb.DRAIN_RULE_WAIT
-    )
+def reconfigure(
+    clients: Clients,
+    role: server_pb2.EngineRole.ValueType,
+    drain: pb.DrainRule.ValueType = pb.DRAIN_RULE_WAIT,
+) -> Any:
+    request = pb.ReconfigureServingRequest(idempotency_key=key(), role=role, drain=drain)
     return clients.told(clients.admin.ReconfigureServing(request, timeout=PATIENCE_S))
 
 
@@ -225,48 +231,68 @@ async def test_a_role_is_changed_by_an_order(three: Three) -> None:
     assert (await continued(three.whole, None)).ids == expected.ids
 
 
-async def test_a_drain_waits_for_what_still_fetches(three: Three) -> None:
-    """And an abort reaches it: the request is the engine's from the start."""
+async def test_a_role_that_cannot_be_had_leaves_the_old_one(tiny: Path, tmp_path: Path) -> None:
+    taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = taken.sockets[0].getsockname()[1]
+    one = settings(
+        tiny,
+        tmp_path,
+        EngineRole.AGGREGATED,
+        address=f"127.0.0.1:{port}",
+        max_held_bytes=SESSION_BYTES * 3 // 2,
+    )
+    async with served(one) as engine, clients_of(engine) as clients:
+        end = await reconfigure(clients, server_pb2.ENGINE_ROLE_PREFILL).end()
+        assert end.failed.reason == "KV_ADDRESS_UNAVAILABLE"
+        profile = await clients.profile()
+        assert profile.state.role == server_pb2.ENGINE_ROLE_AGGREGATED
+        assert profile.state.admission == pb.ADMISSION_STATE_OPEN
+        assert (await continued(clients, None)).tokens == 24
+        # What runs is ended where the order says so.
+        taken.close()
+        await taken.wait_closed()
+        running = await clients.send(request(max_tokens=4000)).after(1)
+        told = reconfigure(clients, server_pb2.ENGINE_ROLE_PREFILL, pb.DRAIN_RULE_ABORT)
+        await told.completed()
+        assert (await running.whole()).finished is not None
+        # Of sessions there are so many as there is room for.
+        session = await prefilled(clients)
+        heard = await clients.send(request()).whole()
+        assert (heard.status, heard.reason) == (Code.RESOURCE_EXHAUSTED, "OVERLOADED")
+        assert await abort_session(clients.control, session) == ABORTED
+        await prefilled(clients)
+
+
+@asynccontextmanager
+async def waiting(three: Three) -> AsyncIterator[Call]:
+    """A request whose KV does not come: the other side says nothing."""
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
-    silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
-    session = await prefilled(three.prefill)
-    session.endpoints[0].port = silent.sockets[0].getsockname()[1]
-    call = three.decode.send(request(session))
-
     async def waits() -> bool:
         return (await three.decode.load()).queued_requests == 1
 
-    await eventually(waits)
-    pausing = three.decode.pause(pb.PAUSE_MODE_DRAIN)
-    await pausing.until("progress")
-    assert not call.over
-    assert (await three.decode.abort(None)).status == ABORTED
-    heard = await call.whole()
-    assert heard.finished is not None
-    assert (await pausing.completed()).pause.requests_aborted == 0
-    await three.decode.resume()
-    silent.close()
-    await silent.wait_closed()
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
+        session = await prefilled(three.prefill)
+        session.endpoints[0].port = silent.sockets[0].getsockname()[1]
+        call = three.decode.send(request(session))
+        await eventually(waits)
+        yield call
 
 
-async def test_sessions_that_nobody_fetches_end_and_are_limited(tiny: Path, tmp_path: Path) -> None:
-    one = settings(tiny, tmp_path, EngineRole.PREFILL, lease_s=0.2, max_held_bytes=400_000)
-    async with served(one) as engine, clients_of(engine) as clients:
-        first = await prefilled(clients)
-        heard = await clients.send(request()).whole()
-        if heard.session is None:  # the first one was still there
-            assert (heard.status, heard.reason) == (Code.RESOURCE_EXHAUSTED, "OVERLOADED")
-
-        async def lapsed() -> bool:
-            return await held(clients) == 0
-
-        await eventually(lapsed)
-        assert await abort_session(clients.control, first) == FINISHED_ALREADY
-        await prefilled(clients)
+async def test_a_drain_waits_for_what_still_fetches(three: Three) -> None:
+    """And an abort reaches it: the request is the engine's from the start."""
+    async with waiting(three) as call:
+        pausing = three.decode.pause(pb.PAUSE_MODE_DRAIN)
+        await pausing.until("progress")
+        assert not call.over
+        assert (await three.decode.abort(None)).status == ABORTED
+        heard = await call.whole()
+        assert heard.finished is not None
+        assert (await pausing.completed()).pause.requests_aborted == 0
+        await three.decode.resume()
 
 
 async def test_over_two_ranks_each(tiny: Path, tmp_path: Path, three: Three) -> None:
@@ -289,3 +315,23 @@ async def test_over_two_ranks_each(tiny: Path, tmp_path: Path, three: Three) -> 
         heard = await continued(three.decode, await prefilled(prefill))
         assert (heard.status, heard.reason) == (Code.UNAVAILABLE, "KV_TRANSFER_FAILED")
         assert "2 ranks" in heard.detail
+
+
+async def test_sessions_outlive_the_ranks_and_requests_do_not(
+    three: Three, engines: list[ServedEngine]
+) -> None:
+    expected = await continued(three.whole, None)
+    session = await prefilled(three.prefill)
+    os.kill(engines[1].rank_pids[0], signal.SIGKILL)
+    assert (await continued(three.decode, session)).ids == expected.ids
+
+    async def back() -> bool:
+        profile = await three.prefill.profile()
+        return not profile.state.ranks and profile.state.weights.state == pb.WEIGHTS_STATE_VALID
+
+    await eventually(back)
+    async with waiting(three) as call:
+        os.kill(engines[2].rank_pids[0], signal.SIGKILL)
+        heard = await call.whole()
+        assert heard.error is not None
+        assert heard.error.retryable
