@@ -26,6 +26,7 @@ PROJECTIONS = (
     "mlp.down_proj",
 )
 MAX_RANK = 1024
+MAX_ALPHA = 1e9
 
 _READ = {
     "peft_type",
@@ -77,8 +78,11 @@ def parse_adapter(raw: Mapping[str, Any], model: ModelConfig) -> AdapterShape:
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
         raise AdapterRefused(f"r should be a whole number from 1 to {MAX_RANK}")
     alpha = raw.get("lora_alpha")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool):
         raise AdapterRefused("lora_alpha should be a number")
+    # Before any arithmetic: JSON has numbers that no float can hold.
+    if not -MAX_ALPHA <= alpha <= MAX_ALPHA:
+        raise AdapterRefused("lora_alpha is out of all bounds")
     stabilized = raw.get("use_rslora") or False
     if not isinstance(stabilized, bool):
         raise AdapterRefused("use_rslora should be true or false")
@@ -119,10 +123,10 @@ def _modules(raw: Mapping[str, Any], model: ModelConfig) -> tuple[str, ...]:
         return everything
     if not isinstance(targets, list) or not targets:
         raise AdapterRefused("target_modules should be a list of names; patterns are not supported")
+    if any(not isinstance(target, str) or not _NAME.fullmatch(target) for target in targets):
+        raise AdapterRefused("target_modules should be names of modules")
     meant: set[str] = set()
-    for target in targets:
-        if not isinstance(target, str) or not _NAME.fullmatch(target):
-            raise AdapterRefused("target_modules should be names of modules")
+    for target in sorted(set(targets)):
         found = {name for name in everything if name == target or name.endswith(f".{target}")}
         if not found:
             raise AdapterRefused(f"target_modules: {target!r} is no projection of this model")

@@ -139,6 +139,8 @@ def test_target_modules(
         ({"r": "8"}, "r should"),
         ({"lora_alpha": None}, "lora_alpha"),
         ({"lora_alpha": float("inf")}, "lora_alpha"),
+        ({"lora_alpha": float("nan")}, "lora_alpha"),
+        ({"lora_alpha": 10**400}, "lora_alpha"),
         ({"use_rslora": "yes"}, "use_rslora"),
     ],
 )

@@ -55,7 +55,7 @@ pytestmark = pytest.mark.anyio
 
 _NUMBERS = count()
 TOKENS = 24
-LONG = 400
+LONG = 250
 MOST = 3
 GATE_A = "base_model.model.model.layers.1.mlp.gate_proj.lora_A.weight"
 

@@ -38,7 +38,7 @@ def adapter_settings(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     given_settings=llama_settings(),
     given_adapters=st.lists(adapter_settings(), min_size=2, max_size=2),
