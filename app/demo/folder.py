@@ -51,6 +51,11 @@ class Folder:
         return self.path / "weights"
 
     @property
+    def profiles(self) -> Path:
+        """Where the engine keeps its profiles, and the gateway finds them."""
+        return self.path / "profiles"
+
+    @property
     def lock(self) -> Path:
         return self.path / "demo.lock"
 

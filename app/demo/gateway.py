@@ -39,6 +39,9 @@ log_format = "console"
 issuer = {text(issuer)}
 inference_audiences = [{text(INFERENCE_AUDIENCE)}]
 
+[profile_roots]
+{ENGINE} = {text(str(folder.profiles.absolute()))}
+
 [engine_credentials.{CREDENTIAL}]
 bound_to = [{text(HOST)}]
 

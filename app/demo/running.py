@@ -149,6 +149,7 @@ async def _start_engine(
         f"--admin-audience={ENGINE_AUDIENCE}",
         f"--step-delay-ms={plan.step_delay_ms}",
         f"--lora-root={folder.adapters}",
+        f"--profile-root={folder.profiles}",
         f"--tensor-parallel-size={plan.ranks}",
         "--weight-version=v1",
         f"--weights-root={folder.weights}",

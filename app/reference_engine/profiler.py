@@ -54,7 +54,9 @@ class Recorder(Protocol):
         """OSError, RuntimeError; or a file that is not whole: whoever reads it checks it."""
 
 
-def recorder_of(order: PrepareRecording, holding: Holding) -> Recorder:
+def recorder_of(
+    order: PrepareRecording, holding: Holding, most_bytes: int = MOST_RECORD_BYTES
+) -> Recorder:
     """Raises ValueError for what there is no device for."""
     device = holding.device.type == "cuda"
     match order.kind:
@@ -66,14 +68,19 @@ def recorder_of(order: PrepareRecording, holding: Holding) -> Recorder:
             activities = [ProfilerActivity.CUDA]
         case RecordingKind.TORCH:
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device else [])]
-    return TorchRecorder(activities, shapes=order.record_shapes, stacks=order.with_stack)
+    return TorchRecorder(
+        activities, shapes=order.record_shapes, stacks=order.with_stack, most_bytes=most_bytes
+    )
 
 
 class TorchRecorder:
     """Operators and, on a device, kernels, as torch's own profiler sees them."""
 
-    def __init__(self, activities: list[ProfilerActivity], *, shapes: bool, stacks: bool) -> None:
+    def __init__(
+        self, activities: list[ProfilerActivity], *, shapes: bool, stacks: bool, most_bytes: int
+    ) -> None:
         self._torch: Any = profile(activities=activities, record_shapes=shapes, with_stack=stacks)
+        self._most_bytes = most_bytes
         self._began_with = 0
 
     def prepare(self) -> None:
@@ -92,7 +99,7 @@ class TorchRecorder:
     @property
     def full(self) -> bool:
         # Whatever else the process takes meanwhile counts too: its records can't be told apart.
-        return resident_bytes() - self._began_with > MOST_RECORD_BYTES
+        return resident_bytes() - self._began_with > self._most_bytes
 
     def end(self) -> None:
         self._torch.stop_trace()

@@ -12,7 +12,7 @@ from app.reference_engine import messages as m
 from app.reference_engine import recording_orders as r
 from app.reference_engine.errors import OrderRefused
 from app.reference_engine.holding import Holding
-from app.reference_engine.profiler import Recorder, recorder_of
+from app.reference_engine.profiler import MOST_RECORD_BYTES, Recorder, recorder_of
 
 
 class _Stage(Enum):
@@ -41,11 +41,18 @@ class RankRecording:
     """``take`` and ``step`` are the main thread's. Threads touch a recording only in the stages
     that are named after what they do, and the main one leaves it alone then."""
 
-    def __init__(self, holding: Holding, rank: int, tell: Callable[[m.Ack], None]) -> None:
+    def __init__(
+        self,
+        holding: Holding,
+        rank: int,
+        tell: Callable[[m.Ack], None],
+        most_record_bytes: int = MOST_RECORD_BYTES,
+    ) -> None:
         """``tell`` may be called from any thread."""
         self._holding = holding
         self._rank = rank
         self._tell = tell
+        self._most_record_bytes = most_record_bytes
         self._live: _Recording | None = None
 
     def take(self, index: int, order: r.RecordingOrder) -> None:
@@ -87,7 +94,9 @@ class RankRecording:
             self._drop(self._live.id)  # a thread was at it when it was dropped
         if self._live is not None and self._live.stage is not _Stage.OVER:
             raise OrderRefused("another recording is not over yet")
-        live = self._live = _Recording(order.recording_id, recorder_of(order, self._holding))
+        live = self._live = _Recording(
+            order.recording_id, recorder_of(order, self._holding, self._most_record_bytes)
+        )
 
         def prepare() -> None:
             try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +63,38 @@ async def test_release_restore_and_resume(run: Run, bridge: Bridge) -> None:
     assert run("resume", bridge.engine, "--wait").returncode == 0
     said = await bridge.talk("full ahead", max_tokens=5).over()
     assert said.finished is not None
+
+
+def unpacked(file: str) -> dict[str, Any]:
+    trace = json.loads(gzip.decompress(Path(file).read_bytes()))
+    assert isinstance(trace, dict)
+    return trace
+
+
+async def test_a_profile_is_recorded_and_fetched(run: Run, bridge: Bridge, demo: Demo) -> None:
+    running = bridge.talk("the bridge rings", max_tokens=2000, request_id="profiled")
+    await running.begun()
+    started = run("profile", "start", bridge.engine, "--steps", "3", "--wait", "--json")
+    assert started.returncode == 0, started.stderr
+    operation = json.loads(started.stdout)
+    assert operation["id"] in run("profile", "list", bridge.engine).stdout
+    into = demo.folder / "traces"
+    fetched = run("profile", "download", bridge.engine, operation["id"], "--into", str(into))
+    assert fetched.returncode == 0, fetched.stderr
+    files = fetched.stdout.splitlines()
+    assert len(files) == 2
+    for rank, file in enumerate(files):
+        trace = unpacked(file)
+        assert (trace["chadburn"]["rank"], trace["chadburn"]["steps"]) == (rank, 3)
+        assert "aten::linear" in {event["name"] for event in trace["traceEvents"]}
+    open_ended = run("profile", "start", bridge.engine, "--profiler", "memory", "--json")
+    profile = json.loads(open_ended.stdout)["id"]
+    while run("profile", "stop", bridge.engine, profile, "--wait").returncode != 0:
+        pass  # the engine has not taken it on yet
+    shown = json.loads(run("profile", "get", bridge.engine, profile).stdout)
+    assert (shown["state"], len(shown["artifacts"])) == ("ready", 2)
+    assert run("abort", bridge.engine, "profiled", "--wait").returncode == 0
+    await running.over()
 
 
 async def test_refusals_and_their_codes(run: Run, bridge: Bridge) -> None:
