@@ -58,6 +58,13 @@ class ManyProfiles(Fault):
         await super().refuse(method, request, context, status)
 
 
+class RecordsOn(Fault):
+    async def asked(self, method: str, request: Any) -> Any:
+        if method == "StartProfile":
+            request.ClearField("duration_ms")
+        return request
+
+
 class StopsAnyProfile(Fault):
     async def refuse(self, method: str, request: Any, context: Any, status: Any) -> None:
         if method == "StopProfile" and status.code is grpc.StatusCode.NOT_FOUND:

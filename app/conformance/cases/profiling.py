@@ -99,4 +99,25 @@ async def beside(trial: Trial) -> None:
         completed_of(await stream.rest())
 
 
-CASES: tuple[Case, ...] = (round_trip, one_at_a_time, retry, unknown, beside)
+@case(
+    "profiling.bound",
+    "A profile that is bounded by time ends by itself; one without a bound runs until it is"
+    " stopped.",
+)
+async def bound(trial: Trial) -> None:
+    trial.require(pb.ADMIN_OPERATION_KIND_PROFILE)
+    started = await trial.client.answered(trial.orders.start_profile(duration_ms=50))
+    try:
+        ended = await trial.client.ended(started.operation_id)
+        expect(ended.HasField("completed"), "the operation to complete", brief(ended))
+    finally:
+        await trial.client.answered(trial.orders.stop_profile(started.profile_id))
+    open_ended = await trial.client.answered(trial.orders.start_profile(duration_ms=None))
+    running = open_ended.state == pb.PROFILE_STATE_RUNNING
+    expect(running, "a profile that runs", brief(open_ended))
+    await trial.client.answered(trial.orders.stop_profile(open_ended.profile_id))
+    ended = await trial.client.ended(open_ended.operation_id)
+    expect(ended.HasField("completed"), "the operation to complete", brief(ended))
+
+
+CASES: tuple[Case, ...] = (round_trip, one_at_a_time, retry, unknown, beside, bound)
