@@ -8,6 +8,7 @@ import fcntl
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -243,19 +244,31 @@ async def test_without_rules_it_is_not_offered(tiny: Path, tmp_path: Path) -> No
         assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_rank_that_dies_while_weights_come(
-    tiny: Path, tmp_path: Path, new: dict[str, Tensor]
+@pytest.mark.parametrize(
+    "blow", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)]
+)
+async def test_rank_that_is_lost_while_weights_come(
+    tiny: Path, tmp_path: Path, new: dict[str, Tensor], blow: signal.Signals
 ) -> None:
-    async with served(settings(tiny, tmp_path, 2)) as engine, clients_of(engine) as clients:
+    chosen = replace(settings(tiny, tmp_path, 2), rank_timeout_s=3.0)
+    async with served(chosen) as engine, clients_of(engine) as clients:
+        before = await said(clients)
         with trainer(2, Trainer.stay) as sender:
             told = clients.update("v2", distributed=sender.source(new, FLOAT32))
             await asyncio.to_thread(sender.joined.wait, PATIENCE_S)
-            os.kill(engine.rank_pids[1], signal.SIGKILL)
+            os.kill(engine.rank_pids[1], blow)
             end = await told.end()
         assert end.failed.reason == "RANK_LOST", end
         assert "rank 1 was lost" in end.failed.message
         assert 1 in end.failed.ranks
         assert not receivers()
+        if blow is signal.SIGSTOP:  # ranks that are back serve what they served
+
+            async def back() -> bool:
+                return (await clients.profile()).state.weights.state == pb.WEIGHTS_STATE_VALID
+
+            await eventually(back)
+            assert await said(clients) == before
 
 
 @pytest.mark.long
