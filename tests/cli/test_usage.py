@@ -10,6 +10,7 @@ from tests.cli.conftest import Run
 from tests.cli.scripted import Answer, Gateway, Seen, event, operation
 
 UPDATE = ("update-weights", "torch-0", "--weight-version", "v8")
+HANDING_OVER = ("engine", "--data-dir", "/nowhere", "--insecure-loopback")
 DRAIN = ("pause", "torch-0", "--mode", "drain")
 SUCCEEDED = event(9, "completed", 2, {"result": {"pause_epoch": 3}})
 
@@ -52,6 +53,11 @@ class TestUsage:
             (*UPDATE, "--inline", __file__, "--disk", "/m", "--under-pause"),
             ("ops", "get", "../x"),
             ("engines", "register", "e", "--admin", "a:1", "--label", "x"),
+            (*HANDING_OVER, "--role", "unknown"),
+            (*HANDING_OVER, "--role", "prefill", "--kv-address", "0.0.0.0:7003"),
+            (*HANDING_OVER, "--role", "prefill", "--kv-address", "10.0.0.1:7003"),
+            (*HANDING_OVER, "--role", "decode", "--kv-peer", "engine-1"),
+            (*HANDING_OVER, "--role", "decode", "--kv-peer", "10.0.0.1"),
             ("no-such-verb",),
         ],
     )

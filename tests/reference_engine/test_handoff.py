@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from app.domain.kinds import EngineRole
-from app.reference_engine.serving import ServedEngine, served
+from app.reference_engine.serving import EngineSettings, ServedEngine, served
 from app.reference_engine.tiny_model import ensure_tiny_checkpoint
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import kv_pb2, lifecycle_pb2, server_pb2
@@ -47,12 +47,17 @@ async def engines(
 ) -> AsyncIterator[list[ServedEngine]]:
     roles = (EngineRole.AGGREGATED, EngineRole.PREFILL, EngineRole.DECODE)
     async with AsyncExitStack() as stack:
-        yield [
-            await stack.enter_async_context(
-                served(settings(tiny, tmp_path_factory.mktemp(role), role))
-            )
-            for role in roles
-        ]
+        wanted = [settings(tiny, tmp_path_factory.mktemp(role), role) for role in roles]
+        yield await started(stack, wanted)
+
+
+async def started(stack: AsyncExitStack, wanted: list[EngineSettings]) -> list[ServedEngine]:
+    """All at once: most of a start is waiting."""
+    engines = [served(one) for one in wanted]
+    found = await asyncio.gather(*(engine.__aenter__() for engine in engines))
+    for engine in engines:
+        stack.push_async_exit(engine)
+    return list(found)
 
 
 @pytest.fixture
@@ -66,6 +71,15 @@ async def abort_session(stub: Any, session: kv_pb2.KvSessionRef) -> Any:
     return (await stub.Abort(request, timeout=PATIENCE_S)).status
 
 
+def open_parts() -> int:
+    """Files of KV that the front ends, which are in this process, have open."""
+    found = 0
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found += os.readlink(f"/proc/self/fd/{number}").startswith("/memfd:kv")
+    return found
+
+
 async def held(clients: Clients) -> int:
     return (await clients.load()).active_kv_sessions
 
@@ -77,11 +91,14 @@ async def test_two_engines_say_what_one_says(temperature: float, length: int, th
     expected = await continued(three.whole, None, **options)
     assert expected.tokens == 24
     before = await held(three.prefill)
+    files = open_parts()
     session = await prefilled(three.prefill, **options)
+    assert open_parts() == files + 1
     heard = await continued(three.decode, session, **options)
     assert (heard.ids, heard.text) == (expected.ids, expected.text)
     assert heard.cached == length - 1
     assert await held(three.prefill) == before
+    assert open_parts() == files, "nothing is left of it in memory"
 
 
 async def test_each_engine_does_its_own_part_alone(three: Three) -> None:
@@ -298,10 +315,9 @@ async def test_a_drain_waits_for_what_still_fetches(three: Three) -> None:
 async def test_over_two_ranks_each(tiny: Path, tmp_path: Path, three: Three) -> None:
     """And engines of different sizes do not understand each other."""
     async with AsyncExitStack() as stack:
-        engines = [
-            await stack.enter_async_context(served(settings(tiny, tmp_path / role, role, ranks=2)))
-            for role in (EngineRole.PREFILL, EngineRole.DECODE)
-        ]
+        roles = (EngineRole.PREFILL, EngineRole.DECODE)
+        wanted = [settings(tiny, tmp_path / role, role, ranks=2) for role in roles]
+        engines = await started(stack, wanted)
         prefill, decode = [await stack.enter_async_context(clients_of(one)) for one in engines]
         for temperature in (0.0, 1.0):
             session = await prefilled(prefill, temperature=temperature)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from app.reference_engine import kv_wire
+from app.reference_engine.handoff import HandoffSettings
 from app.reference_engine.kv_fetch import Claim, Fetched, FetchFailed, SessionGone, fetch
 from app.reference_engine.kv_peers import PeerList, PeerRefused
 from app.reference_engine.kv_server import KvServer
@@ -335,6 +336,32 @@ async def test_peers(entries: tuple[str, ...], host: str, port: int, address: st
 def test_entries_that_are_none(entry: str) -> None:
     with pytest.raises(ValueError, match="not a"):
         PeerList((entry,), beyond_loopback=True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"address": "127.0.0.1"},
+        {"address": "127.0.0.1:x"},
+        {"address": "127.0.0.1:65536"},
+        {"address": "engine-1:7003"},
+        {"address": "10.0.0.1:7003"},
+        {"address": "0.0.0.0:7003", "beyond_loopback": True},
+        {"address": "[::]:7003", "beyond_loopback": True},
+        {"peers": ("10.0.0.1",)},
+        {"lease_s": 0},
+        {"max_held_bytes": 0},
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 (each has words of its own)
+        HandoffSettings(**settings)
+
+
+def test_settings_that_can_be() -> None:
+    assert HandoffSettings(address="[::1]:7").place == ("::1", 7)
+    beyond = HandoffSettings(address="10.0.0.1:7", peers=("10.0.0.0/8",), beyond_loopback=True)
+    assert beyond.place == ("10.0.0.1", 7)
 
 
 def test_peers_beyond_this_machine_have_to_be_allowed() -> None:
