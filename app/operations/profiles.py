@@ -49,9 +49,7 @@ class Profiles:
             raise UnknownProfile("there is no such profile of this engine")
         operation = await self._ledger.operations.get(profile)
         if operation is None:
-            wanted = OperationFilter(engine_id=engine_id, kinds=_KINDS, engine_operation_id=profile)
-            page = await self._ledger.operations.page(wanted, size=1)
-            operation = page.items[0] if page.items else None
+            operation = await self._called(engine_id, profile)
         if (
             operation is None
             or operation.engine_id != engine_id
@@ -59,6 +57,20 @@ class Profiles:
         ):
             raise UnknownProfile("there is no such profile of this engine")
         return operation
+
+    async def _called(self, engine_id: str, profile_id: str) -> Operation | None:
+        """The operation of what the engine calls so."""
+        wanted = OperationFilter(engine_id=engine_id, kinds=_KINDS, engine_operation_id=profile_id)
+        page = await self._ledger.operations.page(wanted, size=1)
+        return page.items[0] if page.items else None
+
+    async def _recording(self, operation: Operation) -> Operation:
+        """The one that records: this, or the one that was running when this one was ordered."""
+        result = operation.result or {}
+        if result.get("changed") is not False:
+            return operation
+        known = await self._called(operation.engine_id, str(result.get("profile_id")))
+        return known or operation
 
     async def page(self, engine_id: str, before: int | None, size: int) -> Page[Operation]:
         """Newest first."""
@@ -69,7 +81,8 @@ class Profiles:
         return self._artifacts.reachable(engine_id)
 
     async def stop(self, operation: Operation, caller: Caller) -> Operation:
-        """Record no more, and have the files written. One that has ended stays as it is.
+        """Record no more, and have the files written. One that has ended stays as it is. Gives the
+        operation that records, which need not be the one that was named.
 
         Raises ProfileNotRecording (the engine has not taken it on yet: cancel it, or ask again),
         ProfilingRefused, UnknownProfile (the engine does not know it any more),
@@ -83,6 +96,7 @@ class Profiles:
             engine_id=operation.engine_id,
             operation_id=operation.id,
         ):
+            operation = await self._recording(operation)
             if operation.done:
                 return operation
             if operation.engine_operation_id is None:
@@ -126,6 +140,7 @@ class Profiles:
             engine_id=engine_id,
             operation_id=operation.id,
         ):
+            operation = await self._recording(operation)
             artifact = _chosen(artifacts_of(operation), rank)
             file = await self._artifacts.open(engine_id, artifact)
         try:

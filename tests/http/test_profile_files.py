@@ -94,6 +94,20 @@ async def test_one_without_a_bound_records_until_it_is_stopped(full: Full) -> No
     assert await audited(full.gate, "stop_profile") == [("accepted", None)]
 
 
+async def test_who_was_attached_to_a_profile_stops_it_too(full: Full) -> None:
+    found = await recording(full, {"profiler": "torch"})
+    attached = await full.does("profiles", {"profiler": "torch"})
+    path = f"{PROFILES}/{attached['id']}"
+    known = (await full.gate.get(path)).json()
+    assert (known["state"], known["artifacts"]) == ("attached", [])
+    stopped = await full.gate.http.post(
+        f"{path}/stop", headers={**full.gate.auth(), "Prefer": "wait=20"}
+    )
+    assert (stopped.json()["id"], stopped.json()["state"]) == (found, "succeeded")
+    fetched = await full.gate.get(f"{path}/artifact?rank=0")
+    assert fetched.json()["reason"] == "ARTIFACTS_NOT_REACHABLE"  # and not that there is none
+
+
 async def test_one_that_the_engine_does_not_know_yet_is_not_stopped(full: Full) -> None:
     full.double.fail_next("StartProfile", Fault.LOSE_REPLY)
     found = (await full.order("profiles", {"profiler": "torch", "steps": 1})).json()["id"]
