@@ -18,6 +18,7 @@ from tests.conformance.judging import (
     options_for,
     paced_engine,
 )
+from tests.conformance.session_engine import PiecewiseEngine
 from tests.enginekit.client import client_of
 from tests.enginekit.minimal_engine import MinimalEngine
 
@@ -33,7 +34,15 @@ NOT_SHOWN |= {
 NOT_SHOWN_BY_COMPLETE = NOT_SHOWN | {
     f"unsupported.{name}" for name in ("operations", "stop-profile", "adapters")
 }
-NOT_OFFERED = ("profiling.", "release.", "update.", "reconfigure.", "lora.", "kvevents.")
+NOT_OFFERED = (
+    "session.",
+    "profiling.",
+    "release.",
+    "update.",
+    "reconfigure.",
+    "lora.",
+    "kvevents.",
+)
 
 
 async def test_the_minimal_engine_passes(tmp_path: Path) -> None:
@@ -103,7 +112,8 @@ async def test_a_complete_engine_passes_everything_that_it_offers(tmp_path: Path
     """Behind the interceptor in which the faults of the wrong servers sit: by itself it changes
     nothing."""
     fault = Fault()
-    async with complete_engine(tmp_path, interceptors=[fault]) as (double, given):
+    engine = PiecewiseEngine
+    async with complete_engine(tmp_path, engine=engine, interceptors=[fault]) as (double, given):
         fault.double = double
         report = await judged(options_for(double, **given))
     assert not failures(report)

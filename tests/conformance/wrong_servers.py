@@ -9,6 +9,7 @@ from app.conformance.placing import Way
 from tests.conformance.complete_engine import CompleteEngine
 from tests.conformance.faulty import Fault
 from tests.conformance.paced_engine import PacedEngine
+from tests.conformance.session_engine import PiecewiseEngine
 from tests.conformance.wrong_adapters import (
     AdapterForAll,
     AlwaysNewlyLoaded,
@@ -114,6 +115,21 @@ from tests.conformance.wrong_releases import (
     ReleaseWaitsForRequests,
     RemembersTheLastRelease,
     RestoreReopens,
+)
+from tests.conformance.wrong_sessions import (
+    AbortCommits,
+    AbortIsAFailure,
+    AnyOrder,
+    AnySession,
+    ForgetsStageKeys,
+    IgnoresCount,
+    IgnoresLease,
+    ManySessions,
+    OperationPerCall,
+    StagesForShow,
+    StagesLive,
+    SurvivesInName,
+    TellsNothingOfChunks,
 )
 from tests.conformance.wrong_streams import (
     DetachCancels,
@@ -379,6 +395,19 @@ WRONG_SERVERS: tuple[WrongServer, ...] = (
     _wrong(CancelLies, "update.cancel", engine=CompleteEngine, patience_s=SOON),
     _wrong(CountsNoUpdates, "update.counts-since-flush", engine=CompleteEngine),
     _wrong(KeepsInSilence, "update.counts-since-flush", engine=CompleteEngine),
+    _wrong(OperationPerCall, "session.one-operation", "session.retry", engine=PiecewiseEngine),
+    _wrong(TellsNothingOfChunks, "session.one-operation", engine=PiecewiseEngine, patience_s=SOON),
+    _wrong(ForgetsStageKeys, "session.retry", engine=PiecewiseEngine),
+    _wrong(AnyOrder, "session.order", engine=PiecewiseEngine),
+    _wrong(AnySession, "session.order", engine=PiecewiseEngine, patience_s=SOON),
+    _wrong(ManySessions, "session.exclusive", engine=PiecewiseEngine),
+    _wrong(AbortCommits, "session.abort", engine=PiecewiseEngine),
+    _wrong(AbortIsAFailure, "session.abort", engine=PiecewiseEngine),
+    _wrong(IgnoresLease, "session.lease", engine=PiecewiseEngine, patience_s=2 * SOON),
+    _wrong(IgnoresCount, "session.count", engine=PiecewiseEngine),
+    _broken(StagesLive, "session.answers"),
+    _broken(StagesForShow, "session.answers"),
+    _wrong(SurvivesInName, "session.restart", engine=PiecewiseEngine),
     _broken(ProfileOfOneRank, "profiling.round"),
     _wrong(ManyProfiles, "profiling.one-at-a-time", engine=CompleteEngine),
     _wrong(RecordsOn, "profiling.bound", engine=CompleteEngine, patience_s=SOON),
