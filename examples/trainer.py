@@ -56,9 +56,11 @@ class Publisher:
         members = 1 + can["world_size"]  # this process sends; each rank of the engine receives
         operation = self._order(weights, version, members)
         # In a thread: if the engine refuses, nobody ever joins, and the order's end says why.
-        sending = threading.Thread(target=self._send, args=(weights, members), daemon=True)
+        over = threading.Event()
+        sending = threading.Thread(target=self._send, args=(weights, members, over), daemon=True)
         sending.start()
         end = self._follow(operation["id"])
+        over.set()
         if end["state"] != "succeeded":
             raise UpdateFailed(f"{end['state']}: {(end['error'] or {}).get('message')}")
         sending.join()
@@ -97,8 +99,9 @@ class Publisher:
                 return self._checked(answer)
         raise UpdateFailed("the gateway does not answer")
 
-    def _send(self, weights: Weights, members: int) -> None:
-        """As member 0. Returns when every rank of the engine was there for every tensor."""
+    def _send(self, weights: Weights, members: int, over: threading.Event) -> None:
+        """As member 0. The group stays until the engine has said what became of it: a sender that
+        has sent its last tensor cannot know whether it was received."""
         patience = timedelta(seconds=self.given.deadline_s)
         place = f"tcp://{self.given.address}:{self.given.port}"
         try:
@@ -107,6 +110,7 @@ class Publisher:
             )
             for tensor in weights.values():
                 dist.broadcast(tensor.contiguous(), src=0)
+            over.wait()
         except RuntimeError as error:
             print(f"the process group broke: {error}", file=sys.stderr)
         finally:
