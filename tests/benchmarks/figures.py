@@ -9,13 +9,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the report. `aim` empty: it is only watched."""
+    """One line of the report. `aim` empty: it is only watched; `met` says whether it was reached.
+    `how`: the measurement, said once for all lines that share it. `why`: what is known to stand in
+    the way, shown where the aim was missed."""
 
     what: str
     value: str
     baseline: str = ""
     ratio: str = ""
     aim: str = ""
+    met: bool = True
+    how: str = ""
+    why: str = ""
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -26,6 +31,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms"
+
+
+def megabytes(size: float) -> str:
+    return f"{size / 2**20:.0f} MiB"
 
 
 def per_second(count: int, seconds: float) -> str:

@@ -11,8 +11,17 @@ from tests.e2e.conftest import Bridge
 from tests.e2e.driving import server_sent
 
 STREAMS = 8
-ROUNDS = 60
+ROUNDS = 200  # fewer, and the 99th percentile is the one worst
 AIM_S = 0.1
+_ACKNOWLEDGED = (
+    f"{STREAMS} generations that never pause between two tokens, {STREAMS} readers of "
+    f"`/v1/events`, all on this machine; {ROUNDS} pauses, each lifted before the next. From "
+    "sending the request to the whole answer."
+)
+_COMPLETED = (
+    f"{ROUNDS} pauses of an idle engine, each lifted before the next: from sending the request to "
+    "the event `completed` on the operation's stream, which is opened after the answer."
+)
 
 
 async def acknowledgement(bridge: Bridge) -> list[Figure]:
@@ -31,9 +40,12 @@ async def acknowledgement(bridge: Bridge) -> list[Figure]:
             await bridge.does("resume", {"pause_epoch": ended["result"]["pause_epoch"]})
     what = f"pause: POST to 202, {STREAMS} generations and {STREAMS} event streams"
     return [
-        Figure(f"{what}, p50", milliseconds(percentile(taken, 0.5)), aim="≤ 100 ms"),
-        Figure(f"{what}, p99", milliseconds(percentile(taken, 0.99)), aim="≤ 100 ms"),
-    ]
+        Figure(
+            f"{what}, {name}", milliseconds(found), aim=f"≤ {milliseconds(AIM_S)}",
+            met=found <= AIM_S, how=_ACKNOWLEDGED,
+        )
+        for name, found in (("p50", percentile(taken, 0.5)), ("p99", percentile(taken, 0.99)))
+    ]  # fmt: skip
 
 
 async def completion(bridge: Bridge) -> list[Figure]:
@@ -48,8 +60,8 @@ async def completion(bridge: Bridge) -> list[Figure]:
         await bridge.does("resume", {"pause_epoch": ended["result"]["pause_epoch"]})
     what = "pause of an idle engine: POST to completed on the event stream"
     return [
-        Figure(f"{what}, p50", milliseconds(percentile(taken, 0.5))),
-        Figure(f"{what}, p99", milliseconds(percentile(taken, 0.99))),
+        Figure(f"{what}, {name}", milliseconds(percentile(taken, share)), how=_COMPLETED)
+        for name, share in (("p50", 0.5), ("p99", 0.99))
     ]
 
 
