@@ -18,8 +18,8 @@ CONNECTIONS = 16
 SECONDS = 4.0
 _HOW = (
     f"{CONNECTIONS} open connections, one request at a time on each, against a running demo; "
-    "beside it a bare FastAPI application that asks the engine each time and checks no token. Three "
-    f"times {SECONDS:g} s each, in turns."
+    "beside it a bare FastAPI application that asks the engine each time and checks no token. "
+    f"Three times {SECONDS:g} s each, in turns."
 )
 
 

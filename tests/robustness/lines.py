@@ -112,6 +112,16 @@ async def _update_from_memory(stage: Stage) -> End:
     return await _end(told)
 
 
+async def _limits(stage: Stage) -> End:
+    """Of a paused engine, so that what the ranks are asked is the order's own."""
+    request = pb.ReconfigureServingRequest(
+        idempotency_key=uuid4().hex,
+        max_running_requests=stage.another_limit(),
+        drain=pb.DRAIN_RULE_WAIT,
+    )
+    return await _end(Told(stage.clients.admin.ReconfigureServing(request, timeout=PATIENCE_S)))
+
+
 async def _answered(call: Awaitable[None]) -> End:
     """Of an order that is answered with its outcome, and has no events."""
     try:
@@ -174,6 +184,13 @@ LINES = (
         commit="CommitChange",
         conclude="SettleChange",
         give=_update_from_disk,
+    ),
+    Line(
+        name="reconfigure-limits",
+        prepare="ReadLoad",
+        commit="SetLimits",
+        give=_limits,
+        before=_paused,
     ),
     Line(
         name="lora-load",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
+from itertools import count
 from pathlib import Path
 from uuid import uuid4
 
@@ -70,6 +71,7 @@ class Stage:
         self.clients: Clients
         self.sound = True  # set by tests: left as it was found
         self._stack = AsyncExitStack()
+        self._limits = count(17)
         self._segments: dict[str, pb.SharedMemoryWeights] = {}
 
     async def start(self) -> None:
@@ -149,6 +151,10 @@ class Stage:
             await self.clients.resume()
         for lora in state.loras:
             await self.unload(lora.lora_name)
+
+    def another_limit(self) -> int:
+        """Of running requests; another one each time."""
+        return next(self._limits)
 
     async def load(self, name: str) -> None:
         """Raises AioRpcError."""
