@@ -18,7 +18,7 @@ from app.rpc.openengine.v1 import generation_pb2
 from tests.benchmarks.checkpoints import LARGE, SMALL, checkpoint
 from tests.benchmarks.engine_process import running
 from tests.benchmarks.figures import Figure, megabytes, milliseconds, percentile
-from tests.reference_engine.calling import Clients, clients_of
+from tests.reference_engine.calling import Call, Clients, clients_of
 
 STREAMS = 8
 PAUSES = 60
@@ -86,59 +86,53 @@ async def _pauses(clients: Clients) -> list[Figure]:
 
 
 class _Traffic:
-    """So many generations at any time, and when each of their tokens came."""
+    """So many generations at any time."""
 
     def __init__(self, clients: Clients, streams: int) -> None:
         self._clients = clients
         self._streams = streams
         self._numbers = itertools.count()
+        self._calls: list[Call] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._heard = asyncio.Event()
-        self.arrivals: list[list[float]] = []
 
     async def __aenter__(self) -> _Traffic:
-        self._tasks = [asyncio.create_task(self._run()) for _ in range(self._streams)]
-        while self._silent:
-            self._heard.clear()
-            await self._heard.wait()
+        first = [self._send() for _ in range(self._streams)]
+        self._tasks = [asyncio.create_task(self._go_on(call)) for call in first]
+        for call in first:
+            await call.after(1)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        ends = await asyncio.gather(*self._tasks, return_exceptions=True)
+        for call in self._calls:
+            await call.hang_up()
+        assert all(isinstance(end, asyncio.CancelledError) for end in ends), ends
 
     def gaps(self, since: float, until: float) -> list[float]:
-        """Between two tokens of one stream, for those that came in that time."""
+        """Between two tokens of one request, for those that came in that time."""
         return [
             later - earlier
-            for stream in self.arrivals
-            for earlier, later in itertools.pairwise(stream)
+            for call in self._calls
+            for earlier, later in itertools.pairwise(call.heard.came_at)
             if since <= later and earlier <= until
         ]
 
-    @property
-    def _silent(self) -> bool:
-        """Whether some stream has not said anything yet."""
-        return len(self.arrivals) < self._streams or not all(self.arrivals)
+    def _send(self) -> Call:
+        request = generation_pb2.GenerateRequest(request_id=f"t{next(self._numbers)}")
+        request.prompt = "the captain orders the helm hard to port"
+        request.stopping.max_tokens = 400
+        request.stopping.ignore_eos = True
+        call = self._clients.send(request)
+        self._calls.append(call)
+        return call
 
-    async def _run(self) -> None:
-        arrivals: list[float] = []
-        self.arrivals.append(arrivals)
+    async def _go_on(self, call: Call) -> None:
         while True:
-            request = generation_pb2.GenerateRequest(request_id=f"t{next(self._numbers)}")
-            request.prompt = "the captain orders the helm hard to port"
-            request.stopping.max_tokens = 400
-            request.stopping.ignore_eos = True
-            call = self._clients.send(request)
-            seen = 0
-            while not call.over:
-                await call.after(seen + 1)
-                seen = call.heard.tokens
-                arrivals.append(time.perf_counter())
-                self._heard.set()
-                if call.heard.finished is not None:
-                    break
+            heard = await call.whole()
+            assert heard.finished is not None, heard
+            call = self._send()
 
 
 # ---- update ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class Heard:
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
+    came_at: list[float] = field(default_factory=list)  # of each message with tokens
     finished: generation_pb2.GenerationFinished | None = None
     error: error_pb2.EngineError | None = None
     usage: generation_pb2.Usage | None = None
@@ -79,6 +81,7 @@ class Call:
         match response.WhichOneof("event"):
             case "token":
                 heard.text += response.token.text
+                heard.came_at.append(time.perf_counter())
                 heard.ids += [token.token_id for token in response.token.tokens]
             case "prefill_ready":
                 heard.session = response.prefill_ready.kv_session
