@@ -239,7 +239,10 @@ class EngineCore:
         return m.Submitted(status), []
 
     def _deliver(self, request_id: str, source: KvSource) -> m.Result:
-        self._holding.check_weights(source)
+        sequence = self._scheduler.find(request_id)
+        if sequence is None:
+            return KvDelivered(taken=False)
+        self._holding.check_weights(source, sequence.adapter)
         return KvDelivered(self._scheduler.deliver(request_id, source))
 
     def _abort(
@@ -364,9 +367,11 @@ def _handed_over(chunks: Many[Chunk]) -> tuple[tuple[KvImport, ...], tuple[KvExp
     for chunk in chunks:
         sequence, blocks = chunk.sequence, tuple(chunk.sequence.blocks)
         if sequence.arriving is not None:
-            imports.append(KvImport(sequence.arriving, blocks))
+            imports.append(KvImport(sequence.arriving, blocks, sequence.adapter))
             sequence.arriving = None
         if chunk.last and sequence.request.export_to:
             request, tokens = sequence.request, sequence.prompt_length
-            exports.append(KvExport(request.request_id, request.export_to, tokens, blocks))
+            exports.append(
+                KvExport(request.request_id, request.export_to, tokens, blocks, sequence.adapter)
+            )
     return tuple(imports), tuple(exports)

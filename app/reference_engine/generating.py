@@ -74,9 +74,6 @@ class Generating:
         if request.kv.HasField("session") is not (self._role is EngineRole.DECODE):
             raise WrongRole(_ADVICE[self._role])
         ready = self._intake.read(request)
-        if ready.adapter and self._role is not EngineRole.AGGREGATED:
-            # Nothing proves that two engines mean the same adapter by one name.
-            raise UnsupportedRequest("lora_name", "KV of adapters is not handed over")
         match self._role:
             case EngineRole.PREFILL:
                 return self._handoff.prefill(ready)

@@ -251,7 +251,8 @@ class Handoff:
             why = "the session is of another model"
         elif len(offer.weights) != len(own):
             why = f"it was computed by {len(offer.weights)} ranks, and this engine has {len(own)}"
-        elif offer.weights != own:
+        elif not request.adapter and offer.weights != own:
+            # Of an adapter's content the ranks know alone.
             versions = f"{offer.weight_version or 'unnamed'}, {self._weight_version() or 'unnamed'}"
             why = f"the session was computed by other weights (versions there and here: {versions})"
         elif tuple(part.size_bytes for part in offer.parts) != self._part_sizes(offer.tokens):

@@ -19,8 +19,8 @@ class PartFile:
 
 @dataclass(frozen=True, slots=True)
 class KvSource:
-    """KV of ``tokens`` positions from the first one on: the ``parts``, and the ``weights`` (sha256
-    in hex) with which each was computed, in rank order."""
+    """KV of ``tokens`` positions from the first one on: the ``parts``, and what stands for the
+    ``weights`` with which each was computed, in rank order."""
 
     parts: tuple[PartFile, ...]
     weights: tuple[str, ...]
@@ -58,7 +58,8 @@ class KvDelivered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvWritten:
-    """``weights``: sha256 in hex of the rank's weights that computed all of it."""
+    """``weights`` stands for those of the rank, with the adapter, that computed all of it: without
+    an adapter their sha256 in hex."""
 
     bytes: int
     sha256: str
@@ -70,17 +71,21 @@ class KvWritten:
 
 @dataclass(frozen=True, slots=True)
 class KvImport:
-    """Before the step: KV from ``source`` into ``blocks``."""
+    """Before the step: KV from ``source`` into ``blocks``. ``adapter`` is the number of the one
+    that the request uses; 0: none."""
 
     source: KvSource
     blocks: tuple[int, ...]
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class KvExport:
-    """After the step: the first ``tokens`` positions of ``blocks`` to each rank's part."""
+    """After the step: the first ``tokens`` positions of ``blocks`` to each rank's part, computed
+    under ``adapter``."""
 
     request_id: str
     parts: tuple[PartFile, ...]
     tokens: int
     blocks: tuple[int, ...]
+    adapter: int = 0

@@ -5,6 +5,7 @@ The first rank computes what its scheduler plans, the others compute along; both
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -91,7 +92,7 @@ class Holding:
             Span(one.start, one.count, one.blocks, self._adapter(one.adapter)) for one in plan.spans
         ]
         for arriving in plan.imports:
-            self.check_weights(arriving.source)
+            self.check_weights(arriving.source, arriving.adapter)
             part = arriving.source.parts[self._rank]
             read_part(cache, arriving.blocks, arriving.source.tokens, part)
         with self.around_step():
@@ -100,11 +101,18 @@ class Holding:
             self._write(leaving, cache)
         return rows
 
-    def check_weights(self, source: KvSource) -> None:
-        """Raises OrderRefused for KV that these weights did not compute."""
+    def check_weights(self, source: KvSource, adapter: int) -> None:
+        """Raises OrderRefused for KV that these weights, with that adapter, did not compute."""
         ranks = self.bare.layout.world_size
-        if len(source.weights) != ranks or source.weights[self._rank] != self.held.sha256:
+        if len(source.weights) != ranks or source.weights[self._rank] != self._weights(adapter):
             raise OrderRefused("the KV was computed by other weights")
+
+    def _weights(self, number: int) -> str:
+        """What stands for the weights with an adapter. Names and numbers are each engine's own."""
+        adapter = self._adapter(number)
+        if adapter is None:
+            return self.held.sha256
+        return hashlib.sha256(f"{self.held.sha256} {adapter.sha256}".encode()).hexdigest()
 
     def collect(self, request_id: str) -> KvWritten:
         """What was written for a request, once. Raises OrderRefused where that failed."""
@@ -120,7 +128,8 @@ class Holding:
             size, sha256 = write_part(
                 cache, leaving.blocks, leaving.tokens, leaving.parts[self._rank]
             )
-            written = KvWritten(bytes=size, sha256=sha256, weights=self.held.sha256)
+            weights = self._weights(leaving.adapter)
+            written = KvWritten(bytes=size, sha256=sha256, weights=weights)
         except OSError as error:
             written = f"the KV can not be written: {error.strerror}"
         self._written[leaving.request_id] = written

@@ -23,7 +23,9 @@ from app.reference_engine.handoff_messages import (
     PartFile,
 )
 from app.reference_engine.limits import CoreSettings
+from app.reference_engine.tiny_adapter import write_tiny_adapter
 from app.reference_engine.tiny_model import ensure_tiny_checkpoint
+from tests.reference_engine.adapters import loading
 
 Make = Callable[..., EngineCore]
 PROMPT = tuple(3 + number * 37 % 200 for number in range(43))
@@ -183,6 +185,38 @@ def update(core: EngineCore, checkpoint: Path, *, flush: bool) -> None:
     core.apply(c.PrepareUpdate(change_id="u", source=c.DiskSource(files), flush=flush))
     core.apply(c.CommitChange("u"))
     core.apply(c.SettleChange("u"))
+
+
+def load_adapter(core: EngineCore, tiny: Path, path: Path, name: str) -> None:
+    order = loading(tiny, path, name, 1)
+    core.apply(order)
+    core.apply(c.CommitChange(order.change_id))
+    core.apply(c.SettleChange(order.change_id))
+
+
+def test_kv_of_an_adapter_is_of_its_content(make: Make, tiny: Path, tmp_path: Path) -> None:
+    """Whatever it is called; and without it, or under another one, it is refused."""
+    right, wrong = (write_tiny_adapter(tiny, tmp_path / str(n), n, rank=2) for n in range(2))
+    prefill, decode, other = make(), make(), make()
+    load_adapter(prefill, tiny, right, "sql")
+    load_adapter(decode, tiny, right, "query")
+    load_adapter(other, tiny, wrong, "sql")
+    submit(decode, wanted("alone", adapter="query", bypass_prefix_cache=True))
+    expected = ids(run(decode))
+    file = tmp_path / "part"
+    submit(prefill, wanted(adapter="sql", export_to=(part(file),)))
+    run(prefill)
+    source = collected(prefill, file)
+    for core, name in ((other, "sql"), (decode, "")):
+        submit(core, wanted("refused", adapter=name, awaits_kv=True))
+        with pytest.raises(OrderRefused, match="other weights"):
+            core.apply(DeliverKv("refused", source))
+    submit(decode, wanted(adapter="query", awaits_kv=True))
+    assert decode.apply(DeliverKv("a", source))[0] == KvDelivered(taken=True)
+    reports = run(decode)
+    assert ids(reports) == expected
+    (end,) = [one for one in reports if isinstance(one, m.Finished)]
+    assert end.usage.cached_prompt_tokens == len(PROMPT) - 1
 
 
 @pytest.mark.parametrize("flush", [True, False])
