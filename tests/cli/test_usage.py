@@ -53,6 +53,7 @@ class TestUsage:
             (*UPDATE, "--inline", __file__, "--disk", "/m", "--under-pause"),
             ("ops", "get", "../x"),
             ("engines", "register", "e", "--admin", "a:1", "--label", "x"),
+            (*HANDING_OVER, "--rendezvous-allow", "127.0.0.1"),
             (*HANDING_OVER, "--role", "unknown"),
             (*HANDING_OVER, "--role", "prefill", "--kv-address", "0.0.0.0:7003"),
             (*HANDING_OVER, "--role", "prefill", "--kv-address", "10.0.0.1:7003"),
