@@ -20,7 +20,8 @@ from tests.conformance.judging import (
     paced_engine,
     reasons,
 )
-from tests.conformance.wrong_servers import WRONG_SERVERS, WrongServer
+from tests.conformance.wrong import WrongServer
+from tests.conformance.wrong_servers import WRONG_SERVERS
 
 pytestmark = pytest.mark.anyio
 

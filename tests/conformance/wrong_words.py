@@ -170,3 +170,40 @@ class NeverMixed(Fault):
             answer.state.weights.version = self._version
             answer.state.weights.state = pb.WEIGHTS_STATE_VALID
         return answer
+
+
+class FailureTellsNoRevision(Fault):
+    def told(self, method: str, request: Any, event: Event) -> Iterable[Event]:
+        if kind_of(event) == "failed":
+            event.failed.revision = 0
+        return (event,)
+
+
+class RepeatsOnTheRanks(Fault):
+    """Tells the ranks again what they have done."""
+
+    def told(self, method: str, request: Any, event: Event) -> Iterable[Event]:
+        if kind_of(event) == "completed" and not event.completed.changed:
+            more = Event(operation_id=event.operation_id, sequence=event.sequence)
+            more.rank.state = pb.RANK_STATE_COMMITTED
+            event.sequence += 1
+            return (more, event)
+        return (event,)
+
+
+class TriesAgain(Fault):
+    """A key stands for an order until that has failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failed: set[str] = set()
+
+    def told(self, method: str, request: Any, event: Event) -> Iterable[Event]:
+        if kind_of(event) == "failed":
+            self._failed.add(request.idempotency_key)
+        return (event,)
+
+    async def asked(self, method: str, request: Any) -> Any:
+        if getattr(request, "idempotency_key", "") in self._failed:
+            request.idempotency_key += "-again"
+        return request

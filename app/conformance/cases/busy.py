@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
-from app.conformance.case import Case, Need, case, expect
+from app.conformance.case import Case, Need, NotPromised, case, expect
 from app.conformance.client import brief, completed_of
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
+from app.rpc.openengine.v1 import lora_pb2
 
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
 
@@ -35,6 +37,39 @@ async def named(trial: Trial) -> None:
                     f"ErrorInfo to name the running operation {operation_id}",
                     f"{refusal.reason} {refusal.metadata}",
                 )
+        generation.hang_up()
+        completed_of(await stream.rest())
+
+
+@case(
+    "busy.every-order",
+    "While an exclusive operation runs, releases, updates, reconfigurations and the loading of"
+    " adapters are ABORTED too.",
+    Need.DESTRUCTIVE,
+    Need.INFERENCE,
+)
+async def every_order(trial: Trial) -> None:
+    orders: dict[Any, Callable[[], Any]] = {
+        pb.ADMIN_OPERATION_KIND_RELEASE_RESOURCES: trial.orders.release,
+        pb.ADMIN_OPERATION_KIND_UPDATE_WEIGHTS: lambda: trial.orders.update("/nowhere"),
+        pb.ADMIN_OPERATION_KIND_RECONFIGURE_SERVING: lambda: trial.orders.reconfigure(
+            max_running_requests=2
+        ),
+    }
+    offered = [kind for kind in orders if trial.offers(kind)]
+    adapters = trial.offers(pb.ADMIN_OPERATION_KIND_LOAD_LORA)
+    if not offered and not adapters:
+        raise NotPromised("the profile offers none of these orders")
+    async with trial.draining() as (stream, _, generation):
+        async with trial.unchanged("orders that were refused since the engine is busy"):
+            for kind in offered:
+                await trial.client.refused(orders[kind](), grpc.StatusCode.ABORTED)
+            if adapters:
+                adapter = lora_pb2.LoraAdapter(lora_name=trial.prefix, source_path="/nowhere")
+                request = lora_pb2.LoadLoraRequest(adapter=adapter)
+                answer = await trial.client.of_control("LoadLora", request)
+                aborted = getattr(answer, "code", None) is grpc.StatusCode.ABORTED
+                expect(aborted, "LoadLora to be ABORTED", brief(answer))
         generation.hang_up()
         completed_of(await stream.rest())
 
@@ -102,4 +137,4 @@ async def two_at_once(trial: Trial) -> None:
     expect(after == before + raised, f"pause epoch {before + raised}", after)
 
 
-CASES: tuple[Case, ...] = (named, reads, resume, two_at_once)
+CASES: tuple[Case, ...] = (named, every_order, reads, resume, two_at_once)

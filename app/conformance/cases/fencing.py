@@ -9,6 +9,7 @@ import grpc
 from app.conformance.case import Case, NotPromised, case, expect
 from app.conformance.client import completed_of
 from app.conformance.orders import named
+from app.conformance.record import kind_of
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 
@@ -57,16 +58,20 @@ async def rises(trial: Trial) -> None:
 
 @case(
     "revision.still-without-a-change",
-    "An order that changes nothing says so, and leaves revision and epochs as they are.",
+    "An order that changes nothing says so, reaches no rank, and leaves revision and epochs as they"
+    " are.",
 )
 async def still(trial: Trial) -> None:
     async with trial.paused():
         async with trial.unchanged("a pause that says what the one in force says"):
-            again = await trial.client.completed(trial.pause())
+            told = await trial.client.told(trial.pause())
+            again = completed_of(told)
             expect(not again.changed, "changed = false", "changed = true")
+            reached = any(kind_of(event) == "rank" for event in told.events)
+            expect(not reached, "no rank to be told of it", told)
         epoch = (await trial.client.profile()).pause_epoch
-        told = again.pause.pause_epoch
-        expect(told == epoch, f"the epoch of the pause in force, {epoch}", told)
+        stated = again.pause.pause_epoch
+        expect(stated == epoch, f"the epoch of the pause in force, {epoch}", stated)
 
 
 @case(

@@ -165,13 +165,18 @@ async def cancel_not_offered(trial: Trial) -> None:
 @case(
     "deadline.running-drain",
     "A drain that does not end within its deadline fails with DEADLINE_EXCEEDED and opens admission"
-    " again.",
+    " again; both are changes, so that the revision has risen, and the failure tells it.",
     Need.INFERENCE,
 )
 async def deadline(trial: Trial) -> None:
+    before = (await trial.client.profile()).revision
     async with trial.draining(deadline_ms=800) as (stream, _, generation):
         told = await stream.rest()
         expect(ends_with(told, "failed"), "the drain to fail at its deadline", told)
+        now = (await trial.client.profile()).revision
+        expect(now > before, f"a revision above {before}", now)
+        stated = told.events[-1].failed.revision
+        expect(stated == now, f"the failure to tell revision {now}", stated)
         failed = told.events[-1].failed
         code = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
         expect(failed.code == code, f"code {code} (DEADLINE_EXCEEDED)", brief(failed))

@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from app.conformance.case import Case, NotPromised, case, expect
-from app.conformance.client import completed_of
+from app.conformance.case import Case, Need, NotPromised, case, expect
+from app.conformance.client import completed_of, ends_with
 from app.conformance.record import Told
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
@@ -132,6 +132,23 @@ async def moved_on(trial: Trial) -> None:
     expect(same_events(first, again), f"the events as before: {first}", again)
 
 
+@case(
+    "retry.after-a-failure",
+    "A retry of an order that has failed tells the same failure again, and carries nothing out:"
+    " whoever wants it done gives it a new key.",
+    Need.INFERENCE,
+)
+async def after_a_failure(trial: Trial) -> None:
+    key = trial.key()
+    async with trial.draining(idempotency_key=key, deadline_ms=800) as (stream, _, _):
+        first = await stream.rest()
+    expect(ends_with(first, "failed"), "the drain to fail at its deadline", first)
+    async with trial.unchanged("a retry of an order that has failed"):
+        request = trial.orders.pause(pb.PAUSE_MODE_DRAIN, idempotency_key=key, deadline_ms=800)
+        again = await trial.client.told(request)
+    expect(same_events(first, again), f"the events as before: {first}", again)
+
+
 CASES: tuple[Case, ...] = (
     same_payload,
     effect_gone,
@@ -139,4 +156,5 @@ CASES: tuple[Case, ...] = (
     parallel,
     another_connection,
     moved_on,
+    after_a_failure,
 )
