@@ -229,15 +229,19 @@ def _runs(events: Sequence[CacheEvent]) -> Iterator[Sequence[CacheEvent]]:
 
 
 def _parents_first(blocks: dict[bytes, StoredBlock]) -> list[StoredBlock]:
-    """A block may have been stored again after those that follow it."""
+    """A block may have been stored again after those that follow it.
+
+    Where keys are hashes of all that comes before, no block follows itself; a runtime whose keys
+    are something else gets a snapshot too, in an order that breaks its circle somewhere.
+    """
     ordered: dict[bytes, StoredBlock] = {}
     for block in blocks.values():
-        missing: list[StoredBlock] = []
+        missing: dict[bytes, StoredBlock] = {}
         at: StoredBlock | None = block
-        while at is not None and at.key not in ordered:
-            missing.append(at)
+        while at is not None and at.key not in ordered and at.key not in missing:
+            missing[at.key] = at
             at = blocks.get(at.parent)
-        for one in reversed(missing):
+        for one in reversed(missing.values()):
             ordered[one.key] = one
     return list(ordered.values())
 

@@ -96,6 +96,15 @@ async def test_a_large_snapshot_comes_in_parts_of_which_the_last_is_numbered() -
     assert set(view.blocks) == set(keys)
 
 
+async def test_blocks_that_follow_one_another_in_a_circle_have_a_snapshot() -> None:
+    source = feed()
+    source.tell([block(b"x"), block(b"y", b"x"), RemovedBlocks((b"x",)), block(b"x", b"y")])
+    (snapshot,) = await batches(subscribed(source, snapshot=True), 1)
+    view = CacheView()
+    view.take(snapshot)
+    assert {key: one.parent for key, one in view.blocks.items()} == {b"x": b"y", b"y": b"x"}
+
+
 async def test_an_empty_cache_has_a_snapshot_too() -> None:
     (snapshot,) = await batches(subscribed(feed(), snapshot=True), 1)
     assert [event.WhichOneof("event") for event in snapshot.events] == ["all_blocks_cleared"]
