@@ -43,8 +43,14 @@ async def chadburn(*words: str, within_s: float = 280) -> Done:
 
 
 async def end(process: asyncio.subprocess.Process, within_s: float = 280) -> Done:
-    async with asyncio.timeout(within_s):
-        out, err = await process.communicate()
+    try:
+        async with asyncio.timeout(within_s):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            # It would go on and restart an engine that the test has ended.
+            process.kill()
+            await process.wait()
     assert process.returncode is not None
     return Done(process.returncode, out.decode(), err.decode())
 
