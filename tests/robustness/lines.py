@@ -78,6 +78,10 @@ async def _paused(stage: Stage) -> None:
     await stage.clients.pause(KEEP).completed()
 
 
+async def _emptied(stage: Stage) -> None:
+    await stage.clients.pause(ABORT).completed()
+
+
 async def _resume(stage: Stage) -> End:
     epoch = (await stage.clients.profile()).pause_epoch
     request = pb.ResumeRequest(idempotency_key=uuid4().hex, pause_epoch=epoch)
@@ -113,7 +117,7 @@ async def _update_from_memory(stage: Stage) -> End:
 
 
 async def _limits(stage: Stage) -> End:
-    """Of a paused engine, so that what the ranks are asked is the order's own."""
+    """Of a paused and empty engine, so that what the ranks are asked is the order's own."""
     request = pb.ReconfigureServingRequest(
         idempotency_key=uuid4().hex,
         max_running_requests=stage.another_limit(),
@@ -190,7 +194,7 @@ LINES = (
         prepare="ReadLoad",
         commit="SetLimits",
         give=_limits,
-        before=_paused,
+        before=_emptied,
     ),
     Line(
         name="lora-load",
