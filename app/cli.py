@@ -10,6 +10,7 @@ import typer
 from app import __version__
 from app.commands import adapters, engines, operations, orders, profiling
 from app.commands.conforming import conformance
+from app.commands.continuing import continue_update
 from app.commands.demonstration import demo, dev_issuer
 from app.commands.ending import CommandFailed, Exit
 from app.commands.generating import generate
@@ -63,6 +64,7 @@ app.command(rich_help_panel=ORDERS)(orders.abort)
 app.command(rich_help_panel=ORDERS)(orders.release)
 app.command(rich_help_panel=ORDERS)(orders.restore)
 app.command(rich_help_panel=ORDERS)(update_weights)
+app.command(rich_help_panel=ORDERS)(continue_update)
 app.command(rich_help_panel=ORDERS)(reconfigure)
 app.add_typer(db, name="db", rich_help_panel=SERVING)
 app.add_typer(adapters.app, name="lora", rich_help_panel=ORDERS)

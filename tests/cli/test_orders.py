@@ -112,6 +112,30 @@ class TestWhatIsSent:
         assert (unload.method, unload.body) == ("DELETE", {"reason": "old"})
         assert unload.path == "/v1/engines/e/loras/org/sql%20x"
 
+    def test_an_update_in_pieces(self, at: Run, gateway: Gateway, tmp_path: Path) -> None:
+        gateway.then(accepted)
+        chunk = {"index": 1, "ipc": {"tensors": [], "handles": []}}
+        (tmp_path / "chunk.json").write_text(json.dumps(chunk))
+        go_on = ("continue-update", "e", "--session", "s-1")
+        said: list[tuple[tuple[str, ...], Any]] = [
+            (
+                ("--index", "0", "--file", "a", "--file", "b"),
+                {"chunk": {"index": 0, "disk": {"files": ["a", "b"]}}},
+            ),
+            (("--chunk", str(tmp_path / "chunk.json")), {"chunk": chunk}),
+            (("--commit", "2"), {"commit": {"chunks": 2}}),
+            (("--abort",), {"abort": {}}),
+        ]
+        for arguments, _ in said:
+            assert at(*go_on, *arguments).code == 0
+        assert [(seen.path, seen.body) for seen in gateway.seen] == [
+            (
+                "/v1/engines/e/update-weights",
+                {"source": {"session": {"session_id": "s-1", **stage}}},
+            )
+            for _, stage in said
+        ]
+
     def test_an_update_of_weights(self, at: Run, gateway: Gateway, tmp_path: Path) -> None:
         gateway.then(accepted)
         update = ("update-weights", "e", "--weight-version", "v8")

@@ -10,6 +10,7 @@ from tests.cli.conftest import Run
 from tests.cli.scripted import Answer, Gateway, Seen, event, operation
 
 UPDATE = ("update-weights", "torch-0", "--weight-version", "v8")
+CONTINUE = ("continue-update", "torch-0", "--session", "s")
 HANDING_OVER = ("engine", "--data-dir", "/nowhere", "--insecure-loopback")
 DRAIN = ("pause", "torch-0", "--mode", "drain")
 SUCCEEDED = event(9, "completed", 2, {"result": {"pause_epoch": 3}})
@@ -51,6 +52,12 @@ class TestUsage:
             (*UPDATE, "--inline", "no-such-file", "--under-pause"),
             (*UPDATE, "--inline", __file__, "--under-pause"),
             (*UPDATE, "--inline", __file__, "--disk", "/m", "--under-pause"),
+            CONTINUE,
+            (*CONTINUE, "--commit", "1", "--abort"),
+            (*CONTINUE, "--index", "0"),
+            (*CONTINUE, "--file", "a.safetensors"),
+            (*CONTINUE, "--chunk", __file__),
+            (*CONTINUE, "--chunk", "no-such-file"),
             ("ops", "get", "../x"),
             ("engines", "register", "e", "--admin", "a:1", "--label", "x"),
             (*HANDING_OVER, "--rendezvous-allow", "127.0.0.1"),
