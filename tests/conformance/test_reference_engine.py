@@ -135,7 +135,7 @@ async def served(folder: Path, ranks: int, *more: str) -> AsyncIterator[tuple[st
     words = [word for pair in options.items() for word in pair]
     await asyncio.to_thread(hook, str(state), "start", "--", *engine, *words)
     try:
-        await until(ready.exists, within_s=120)
+        await until(ready.exists, within_s=600)
         yield (
             *(admin, "--inference", inference, "--destructive", "--strict", "--json"),
             *("--fault-hook", f"'{sys.executable}' '{HOOK}' '{state}'"),
