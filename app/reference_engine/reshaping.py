@@ -91,7 +91,8 @@ class Reshaping:
             await self._unless_lost(self._starting)
         except ReferenceEngineError as error:
             raise self._fault(error) from error
-        self._report(Progress("starting_ranks", len(self._new().ranks), unit="ranks"))
+        size = wanted.tensor_parallel_size
+        self._report(Progress("starting_ranks", size, size, "ranks"))
 
     async def commit(self, rank: int) -> None:
         """Limits hold from here on. Of new ranks it is proved that they compute together."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from grpc_health.v1 import health_pb2
+from safetensors.torch import load_file
 
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.messages import Gate
@@ -41,30 +41,24 @@ def test_a_pace_that_is_none(given: dict[str, float]) -> None:
 
 
 async def test_starts_that_fail_do_not_follow_each_other_at_once(
-    tiny: Path, tmp_path: Path
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint is gone for a while: tried again at a pace, and back once it is there."""
-    checkpoint = Path(shutil.copytree(tiny, tmp_path / "checkpoint"))
-    aside = tmp_path / "aside"
+    """No interpreter can begin for a while: tried again at a pace, and back once one can."""
     slept: list[float] = []
-    enough = asyncio.Event()
-    async with serving(checkpoint) as engine:
+    async with serving(tiny) as engine:
 
         async def sleep(wait_s: float) -> None:
             slept.append(wait_s)
             if len(slept) == 4:
-                os.rename(aside, checkpoint)
-                enough.set()
+                monkeypatch.delenv("PYTHONHOME")
 
         recovery = Recovery(engine, lambda: Gate.OPEN, now=lambda: 0.0, sleep=sleep)
-        os.rename(checkpoint, aside)
+        monkeypatch.setenv("PYTHONHOME", "/nowhere")
         running = asyncio.create_task(recovery.run())
         os.kill(engine.pids[0], signal.SIGKILL)
-        async with asyncio.timeout(PATIENCE_S):
-            await enough.wait()
 
         async def back() -> bool:
-            return not engine.lost
+            return len(slept) == 4 and not engine.lost
 
         await eventually(back)
         running.cancel()
@@ -176,6 +170,44 @@ async def test_a_lost_rank_is_told_and_comes_back_with_what_was_committed(
     assert (await clients.generate("after", 24).whole()).text == expected
     assert len(children()) == 2
     assert set(children()).isdisjoint(pids)
+
+
+async def test_weights_that_can_not_be_had_again_are_missing_until_a_full_update(
+    clients: Clients, tiny: Path
+) -> None:
+    """They came through memory: no rank has them any more, and nobody else."""
+    await back_again(clients)
+    expected = (await clients.generate("before", 24).whole()).text
+    tensors = {name: one.float() for name, one in load_file(tiny / "model.safetensors").items()}
+    inline = [
+        pb.InlineTensor(
+            spec=pb.TensorSpec(name=name, dtype=pb.TENSOR_DTYPE_FLOAT32, shape=list(one.shape)),
+            data=one.contiguous().numpy().tobytes(),
+        )
+        for name, one in tensors.items()
+    ]
+    source = pb.TensorWeights(inline=pb.InlineWeights(tensors=inline))
+    await clients.update("v2", tensors=source).completed()
+    os.kill(children()[1], signal.SIGKILL)
+
+    async def missing() -> bool:
+        state = (await clients.profile()).state
+        return not state.ranks and state.weights.state == pb.WEIGHTS_STATE_MISSING
+
+    await eventually(missing)
+    assert await readiness(clients) != SERVING
+    refused = await clients.generate("refused", 5).whole()
+    assert "weights" in refused.detail
+    end = await clients.update("v3", tensors=pb.TensorWeights(inline=_without_one(inline))).end()
+    assert end.WhichOneof("event") == "failed"
+    completed = await clients.update("v1", disk=pb.DiskWeights(path=str(tiny))).completed()
+    assert completed.verification == pb.VERIFICATION_VERIFIED
+    await back_again(clients)
+    assert (await clients.generate("after", 24).whole()).text == expected
+
+
+def _without_one(tensors: list[pb.InlineTensor]) -> pb.InlineWeights:
+    return pb.InlineWeights(tensors=tensors[1:])
 
 
 async def test_a_pause_outlives_the_ranks(clients: Clients) -> None:
