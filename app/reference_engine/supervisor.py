@@ -11,6 +11,7 @@ not compute together.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -208,7 +209,10 @@ class Supervisor:
         limit_s = self._step_deadline_s
         while not self._down.is_set():
             await asyncio.sleep(interval_s)
+            asked = time.monotonic()
             pongs = await self._ping(self._silence_s)
+            if time.monotonic() - asked > self._silence_s + interval_s:
+                continue  # this process itself was held up: it can not say who else was
             if silent := tuple(rank for rank in self.log.ranks if rank not in pongs):
                 self._lose_group(silent, _SILENT)
                 return

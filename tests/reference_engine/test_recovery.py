@@ -24,7 +24,7 @@ from tests.reference_engine.serving import PATIENCE_S, alive, ask, eventually, s
 pytestmark = pytest.mark.anyio
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
-RANK_TIMEOUT_S = 2.0
+RANK_TIMEOUT_S = 6.0
 
 
 def test_each_loss_in_a_row_waits_longer_and_calm_forgets() -> None:
