@@ -104,7 +104,7 @@ async def test_an_engine_that_is_still_at_it_is_waited_for(full: Full) -> None:
     let_go = asyncio.Event()
     full.engine.scripts["commit", 1] = until(let_go)
     full.double.fail_next("LoadLora", Fault.HANG)
-    accepted = (await full.order("loras", {**SQL, "deadline_ms": 1000})).json()
+    accepted = (await full.order("loras", {**SQL, "deadline_ms": 3000})).json()
     path = f"/v1/operations/{accepted['id']}"
     # Longer than the deadline: what the engine has taken on does not end by that.
     async with asyncio.timeout(60):
