@@ -36,6 +36,7 @@ ESSENTIAL = (
     "update.evidence",
     "update.is-what-answers",
     "update.*-wrong-shape",
+    "session.answers",
     "rank.killed-during-an-update",
     "stream.*",
 )
