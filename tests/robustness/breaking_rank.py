@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +28,8 @@ MODULE = "tests.robustness.breaking_rank"
 
 class Faults:
     """The folder through which test and ranks meet. `rank-N.log` has the points that rank N passed,
-    one a line, over all its lives; `rank-N.pid` is its process; `armed-N` holds one fault."""
+    one a line, over all its lives; `rank-N.pid` is its process; `armed-N` holds one fault, and
+    `broke-N` says when the latest struck."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,6 +47,10 @@ class Faults:
     def passed(self, rank: int) -> list[str]:
         log = self._folder / f"rank-{rank}.log"
         return log.read_text().splitlines() if log.exists() else []
+
+    def broke_at(self, rank: int) -> float:
+        """When it last broke, in seconds of the clock that all processes have in common."""
+        return float((self._folder / f"broke-{rank}").read_text())
 
     def pid(self, rank: int) -> int:
         """Of the latest process."""
@@ -64,6 +70,7 @@ class Faults:
             return
         if where == point:
             self.disarm(rank)
+            (self._folder / f"broke-{rank}").write_text(str(time.monotonic()))
             # To this thread: the whole process stops, and this thread does not get one step on.
             signal.pthread_kill(threading.get_ident(), signal.Signals[name])
 
