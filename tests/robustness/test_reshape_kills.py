@@ -17,7 +17,7 @@ import pytest
 from app.reference_engine.tiny_model import ensure_tiny_checkpoint
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from tests.reference_engine.calling import Told
-from tests.reference_engine.serving import PATIENCE_S, eventually
+from tests.reference_engine.serving import PATIENCE_S, alive, eventually
 from tests.robustness.stage import VALID, Stage, stage
 
 pytestmark = pytest.mark.anyio
@@ -100,7 +100,7 @@ async def check(stage: Stage, case: Case) -> float:
         return not stage.faults.armed(case.rank)
 
     await eventually(reached)
-    began = time.monotonic()
+    began, broken = time.monotonic(), stage.faults.pid(case.rank)
     end = await told.end()
     took = time.monotonic() - began
     kind = end.WhichOneof("event")
@@ -112,6 +112,8 @@ async def check(stage: Stage, case: Case) -> float:
         assert end.failed.reason == ("RANK_LOST" if case.old else "RANKS_NOT_STARTED")
 
     async def whole() -> bool:
+        if alive(broken):
+            return False  # what is told may be from before it is noticed
         state = (await stage.clients.profile()).state
         return not state.ranks and state.weights.state == VALID
 
