@@ -244,7 +244,8 @@ class TestParticularWeather:
             operation = await world.gateway.give(DRAIN, engine_id)
             await world.gateway.until(operation, OperationState.RECONCILING)
             backend.kept.clear()
-            await asyncio.sleep(0.2)
+            await _warned(world, operation, 1)
+            await asyncio.sleep(0.05)  # and goes on asking
             known = await world.gateway.ledger.operations.get(operation.id)
             assert known is not None
             return known
