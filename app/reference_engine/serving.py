@@ -77,7 +77,8 @@ class EngineSettings:
     Without ``checkpoint`` a small one is made below ``data_dir`` at the first start; ``seed``
     decides its weights. Then another one for the same model is made below ``next_weights``, if that
     is said, so that there is something to update to. Updates may read files below
-    ``weights_roots``, and meet trainers where ``rendezvous_rules`` say; without any, none. Adapters
+    ``weights_roots``, segments of shared memory whose names begin with ``shared_prefix``, and meet
+    trainers where ``rendezvous_rules`` say; without any, none. Adapters
     lie below ``lora_roots``, and ``max_loras`` of them may be loaded at once. Without ``tokens``
     both listeners must be local and ``insecure_loopback`` be said. ``model_name`` None: the
     checkpoint folder's name, or TINY_MODEL_NAME. A rank is lost when its process ends, when it says
@@ -94,6 +95,7 @@ class EngineSettings:
     model_name: str | None = None
     weight_version: str | None = None
     weights_roots: tuple[Path, ...] = ()
+    shared_prefix: str = "chadburn-"
     rendezvous_rules: tuple[RendezvousRule, ...] = ()
     profile_root: Path | None = None
     lora_roots: tuple[Path, ...] = ()
@@ -191,7 +193,11 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
             raise CannotServe(f"no directory of adapters at {root}")
     if settings.max_loras < 1:
         raise CannotServe("max_loras must be positive")
-    sources = SourcePolicy(roots=settings.weights_roots, rendezvous_rules=settings.rendezvous_rules)
+    sources = SourcePolicy(
+        roots=settings.weights_roots,
+        shared_prefix=settings.shared_prefix,
+        rendezvous_rules=settings.rendezvous_rules,
+    )
     await asyncio.to_thread(sweep, sources.shared_prefix, time.time())
     checkpoint, other = await _checkpoints(settings)
     engine = await Engine.start(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -36,6 +34,7 @@ pytestmark = pytest.mark.anyio
 
 FLOAT32, BFLOAT16 = pb.TENSOR_DTYPE_FLOAT32, pb.TENSOR_DTYPE_BFLOAT16
 GATE = "model.layers.1.mlp.gate_proj.weight"
+PREFIX = f"chadburn-test-{uuid4().hex}-"  # other engines are tried at the same time
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +54,7 @@ def settings(checkpoint: Path, data_dir: Path, ranks: int, *roots: Path) -> Engi
         checkpoint=checkpoint,
         weight_version="v1",
         weights_roots=roots,
+        shared_prefix=PREFIX,
         rendezvous_rules=(RendezvousRule.parse("127.0.0.1:1024-65535"),),
         insecure_loopback=True,
         core=CoreSettings(torch_threads=1, kv_blocks=64, tensor_parallel_size=ranks),
@@ -93,15 +93,7 @@ async def said(clients: Clients) -> str:
 
 
 def segments() -> set[str]:
-    """Segments of engines, but for those that another process holds."""
-    own = {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
-    found = set()
-    for path in Path("/dev/shm").glob("chadburn-own-*"):
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            if str(path) not in own:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found.add(path.name)
-    return found
+    return {path.name for path in Path("/dev/shm").glob(f"{PREFIX}*")}
 
 
 def receivers() -> list[int]:

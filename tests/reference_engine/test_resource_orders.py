@@ -31,6 +31,7 @@ LENGTH = generation_pb2.FINISH_REASON_LENGTH
 FILE = "model.safetensors"
 GATE = "model.layers.1.mlp.gate_proj.weight"
 LONG = 300
+PREFIX = f"chadburn-test-{uuid4().hex}-"  # other engines are tried at the same time
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,7 @@ def settings(checkpoint: Path, data_dir: Path, ranks: int, *roots: Path) -> Engi
         checkpoint=checkpoint,
         weight_version="v1",
         weights_roots=roots,
+        shared_prefix=PREFIX,
         insecure_loopback=True,
         core=CoreSettings(
             torch_threads=1, step_delay_ms=2, kv_blocks=4096, tensor_parallel_size=ranks
@@ -237,7 +239,7 @@ async def test_update_around_a_pause_goes_on_by_itself(clients: Clients, other: 
 
 
 def segments() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("chadburn-*")}
+    return {path.name for path in Path("/dev/shm").glob(f"{PREFIX}*")}
 
 
 def spec(name: str, tensor: torch.Tensor) -> pb.TensorSpec:
@@ -262,7 +264,7 @@ async def test_tensors_in_the_order_and_in_shared_memory(clients: Clients, other
     assert whole[0].spec.name in end.failed.message
     assert segments() == found
 
-    path = Path("/dev/shm") / f"chadburn-{uuid4().hex}"
+    path = Path("/dev/shm") / f"{PREFIX}{uuid4().hex}"
     content = b"".join(one.data for one in whole)
     path.touch(0o600)
     try:
