@@ -27,7 +27,7 @@ from app.domain.kinds import (
     WeightsState,
 )
 from app.domain.weight_sources import InlineTensor, InlineWeights, TensorSpec
-from tests.domain.strategies import commands, engine_facts
+from tests.domain.strategies import commands, engine_facts, updates
 
 FIRST = TensorSpec("a", TensorDtype.FLOAT32, (2,))
 SECOND = TensorSpec("b", TensorDtype.UINT8, (3,))
@@ -50,6 +50,12 @@ CAN = Capabilities(
 )
 
 
+@given(updates)
+def test_an_update_is_what_its_document_says(order: UpdateWeights) -> None:
+    """By itself: among all orders one of each source and admission is rare."""
+    assert command_of(order.kind, order.document()) == order
+
+
 @given(commands)
 def test_an_order_is_whole_again_with_its_payload(command: Command) -> None:
     again = command_of(command.kind, command.document())
@@ -60,6 +66,12 @@ def test_an_order_is_whole_again_with_its_payload(command: Command) -> None:
         return
     whole = again.carrying(command.payload)
     assert (whole, whole.payload, whole.lacks_payload) == (command, command.payload, False)
+
+
+def test_its_own_payload_is_taken() -> None:
+    whole = command_of(UPDATE.kind, UPDATE.document()).carrying(b"12345678abc")
+    assert whole == UPDATE
+    assert whole.payload == b"12345678abc"
 
 
 @pytest.mark.parametrize("payload", [b"", b"12345678ab", b"12345678abcd", b"12345678abd"])
