@@ -190,7 +190,7 @@ class TestCacheEvents:
     async def test_where_they_are_to_be_had(self, bridge: Bridge) -> None:
         answer = await bridge.gateway.client.get(f"/v1/engines/{bridge.engine}/kv-event-sources")
         assert answer.status_code == 200, answer.text
-        (source,) = answer.json()["sources"]
+        (source,) = answer.json()["items"]
         assert (source["transport"], source["data_parallel_rank"]) == ("grpc", 0)
         assert source["buffer_steps"] > 0
 
