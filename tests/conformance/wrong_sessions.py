@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from app.domain.weight_sessions import Chunk
 from app.enginekit.runtime import Order
@@ -109,20 +109,32 @@ class ManySessions(Fault):
             await context.write(event)
 
 
-class AbortCommits(Fault):
+class CommitsWhatWasSent(Fault):
+    """Whatever that call says, it commits the chunks that were sent."""
+
+    stage: ClassVar[str]
+
     def __init__(self) -> None:
         super().__init__()
         self._chunks = 0
 
     async def asked(self, method: str, request: Any) -> Any:
-        match stage_of(request):
-            case "begin":
-                self._chunks = 0
-            case "chunk":
-                self._chunks += 1
-            case "abort":
-                request.session.commit.chunks = self._chunks
+        stage = stage_of(request)
+        if stage == "begin":
+            self._chunks = 0
+        elif stage == "chunk":
+            self._chunks += 1
+        elif stage == self.stage:
+            request.session.commit.chunks = self._chunks
         return request
+
+
+class AbortCommits(CommitsWhatWasSent):
+    stage = "abort"
+
+
+class IgnoresCount(CommitsWhatWasSent):
+    stage = "commit"
 
 
 class AbortIsAFailure(Fault):
@@ -136,22 +148,6 @@ class IgnoresLease(Fault):
     async def asked(self, method: str, request: Any) -> Any:
         if stage_of(request) == "begin":
             request.session.begin.ClearField("lease_ms")
-        return request
-
-
-class IgnoresCount(Fault):
-    def __init__(self) -> None:
-        super().__init__()
-        self._chunks = 0
-
-    async def asked(self, method: str, request: Any) -> Any:
-        match stage_of(request):
-            case "begin":
-                self._chunks = 0
-            case "chunk":
-                self._chunks += 1
-            case "commit":
-                request.session.commit.chunks = self._chunks
         return request
 
 

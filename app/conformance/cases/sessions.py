@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
 import grpc
 
 from app.conformance import pieces as p
 from app.conformance.case import Case, Need, NotPromised, case, expect
-from app.conformance.client import brief, completed_of, ends_with
+from app.conformance.client import Stream, brief, completed_of, ends_with
 from app.conformance.orders import named
 from app.conformance.record import Told
 from app.conformance.tensors import altered
@@ -28,6 +31,19 @@ async def _as_before(trial: Trial, before: pb.AdminState, by: str) -> None:
         named(pb.AdmissionState, after.admission),
     )
     expect(not after.open_operations, "no open operation", brief(after.open_operations))
+
+
+@asynccontextmanager
+async def _in_vain(
+    trial: Trial, by: str, *, lease_ms: int | None = None
+) -> AsyncGenerator[tuple[p.Sender, Stream]]:
+    """A session that begins, and after which all is as it was before."""
+    with p.given(trial) as pieces:
+        sender = p.Sender(trial, pieces)
+        before = (await trial.client.profile()).state
+        async with sender.begun(lease_ms=lease_ms) as stream:
+            yield sender, stream
+        await _as_before(trial, before, by)
 
 
 def _harmless(told: Told) -> None:
@@ -146,14 +162,10 @@ async def exclusive(trial: Trial) -> None:
     *_GIVEN,
 )
 async def abort(trial: Trial) -> None:
-    with p.given(trial) as pieces:
-        sender = p.Sender(trial, pieces)
-        before = (await trial.client.profile()).state
-        async with sender.begun() as stream:
-            await sender.all_staged(stream)
-            told = await trial.client.told(sender.abort())
-            expect(ends_with(told, "cancelled"), "ABORT to end cancelled", told)
-        await _as_before(trial, before, "an ABORT")
+    async with _in_vain(trial, "an ABORT") as (sender, stream):
+        await sender.all_staged(stream)
+        told = await trial.client.told(sender.abort())
+        expect(ends_with(told, "cancelled"), "ABORT to end cancelled", told)
 
 
 @case(
@@ -163,14 +175,10 @@ async def abort(trial: Trial) -> None:
     *_GIVEN,
 )
 async def lease(trial: Trial) -> None:
-    with p.given(trial) as pieces:
-        sender = p.Sender(trial, pieces)
-        before = (await trial.client.profile()).state
-        async with sender.begun(lease_ms=_LEASE_MS) as stream:
-            told = await stream.rest()
-            expect(p.end_of(told) != "completed", "a silent session not to complete", told)
-            _harmless(told)
-        await _as_before(trial, before, "a lease that ran out")
+    async with _in_vain(trial, "a lease that ran out", lease_ms=_LEASE_MS) as (_, stream):
+        told = await stream.rest()
+        expect(p.end_of(told) != "completed", "a silent session not to complete", told)
+        _harmless(told)
 
 
 @case(
@@ -180,16 +188,12 @@ async def lease(trial: Trial) -> None:
     *_GIVEN,
 )
 async def count(trial: Trial) -> None:
-    with p.given(trial) as pieces:
-        sender = p.Sender(trial, pieces)
-        before = (await trial.client.profile()).state
-        async with sender.begun() as stream:
-            await sender.all_staged(stream)
-            wrong = await trial.client.told(sender.commit(sender.pieces + 1))
-            if wrong.refusal is None:
-                expect(p.end_of(wrong) != "completed", "a miscounted COMMIT not to complete", wrong)
-                _harmless(wrong)
-        await _as_before(trial, before, "a miscounted COMMIT")
+    async with _in_vain(trial, "a miscounted COMMIT") as (sender, stream):
+        await sender.all_staged(stream)
+        wrong = await trial.client.told(sender.commit(sender.pieces + 1))
+        if wrong.refusal is None:
+            expect(p.end_of(wrong) != "completed", "a miscounted COMMIT not to complete", wrong)
+            _harmless(wrong)
 
 
 @case(

@@ -84,6 +84,16 @@ async def _in_the_midst(
         yield trial.client.send(request), running
 
 
+async def _goes_to_its_end(trial: Trial, mode: pb.PauseMode.ValueType, when: str) -> None:
+    """A request that runs when an update with that pause comes has all its tokens."""
+    request = _around(trial, mode)
+    async with _in_the_midst(trial, request, IN_THE_MIDST_S) as (stream, running):
+        completed_of(await stream.rest())
+        await running.over(trial.patience_s, when)
+        expect(running.whole, "the request to finish by itself", running)
+        expect(running.tokens >= running.asked, f"{running.asked} tokens in all", running)
+
+
 @case(
     "update.drain-lets-finish",
     "An update with a drain lets the requests in flight finish.",
@@ -92,12 +102,7 @@ async def _in_the_midst(
     Need.WEIGHTS,
 )
 async def drain(trial: Trial) -> None:
-    request = _around(trial, DRAIN)
-    async with _in_the_midst(trial, request, IN_THE_MIDST_S) as (stream, running):
-        completed_of(await stream.rest())
-        await running.over(trial.patience_s, "before the update completes")
-        expect(running.whole, "the request to finish by itself", running)
-        expect(running.tokens >= running.asked, f"{running.asked} tokens", running)
+    await _goes_to_its_end(trial, DRAIN, "before the update completes")
 
 
 @case(
@@ -126,12 +131,7 @@ async def abort(trial: Trial) -> None:
     Need.WEIGHTS,
 )
 async def keep(trial: Trial) -> None:
-    request = _around(trial, KEEP)
-    async with _in_the_midst(trial, request, IN_THE_MIDST_S) as (stream, running):
-        completed_of(await stream.rest())
-        await running.over(trial.patience_s, "after the update")
-        expect(running.whole, "the request to finish by itself", running)
-        expect(running.tokens >= running.asked, f"{running.asked} tokens in all", running)
+    await _goes_to_its_end(trial, KEEP, "after the update")
 
 
 async def _as_before(trial: Trial, before: pb.AdminState, running: Generation) -> None:
