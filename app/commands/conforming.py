@@ -86,6 +86,9 @@ def conformance(
     patience: Annotated[
         float, typer.Option(min=0.1, help="Seconds in which an engine has to answer or to end.")
     ] = 60.0,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds that an engine which starts has to listen in.")
+    ] = 10.0,
     time_limit: Annotated[
         float | None, typer.Option(min=1, help="Seconds for the whole run; then it fails.")
     ] = None,
@@ -144,6 +147,7 @@ def conformance(
             refused_tokens=tuple(_labelled(one) for one in refused_token or ()),
             patience_s=patience,
             time_limit_s=time_limit,
+            wait_s=wait,
         )
     except ValueError as error:
         raise usage(str(error)) from error

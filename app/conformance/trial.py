@@ -4,7 +4,7 @@ to the state that the engine was found in."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,7 @@ _BEGINS_S = 5.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """`patience_s` bounds every wait for something that a right engine does in far less time;
-    `time_limit_s` the whole run but for the way back."""
+    `time_limit_s` the whole run but for the way back; `wait_s` how long nobody need be there."""
 
     admin: Listener
     inference: Listener | None = None
@@ -47,6 +47,7 @@ class Options:
     refused_tokens: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # label and token
     patience_s: float = 60.0
     time_limit_s: float | None = None
+    wait_s: float = 0.0
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
@@ -94,7 +95,7 @@ class Trial:
 
     async def open(self) -> None:
         """Raises TargetRefused where nothing may be tried."""
-        answer = await self.client.ask(pb.GetAdminProfileRequest())
+        answer = await self._once_up(lambda: self.client.ask(pb.GetAdminProfileRequest()))
         if isinstance(answer, Refusal):
             raise TargetRefused(_why_refused(answer), answered=not answer.of_transport)
         if (line := why_not_begun(answer)) is not None:
@@ -111,12 +112,25 @@ class Trial:
 
     async def _meet(self, inference: Listener) -> None:
         client = Client(inference, Record(()), self.patience_s)
+        request = server_pb2.GetServerInfoRequest()
         try:
-            answer = await client.of_control("GetServerInfo", server_pb2.GetServerInfoRequest())
+            answer = await self._once_up(lambda: client.of_control("GetServerInfo", request))
         finally:
             await client.close()
         if isinstance(answer, Refusal) and answer.of_transport:
             raise TargetRefused(f"--inference {inference.address}: {answer}", answered=False)
+
+    async def _once_up(self, asked: Callable[[], Awaitable[Any]]) -> Any:
+        """What it answers, or after `wait_s` that nobody does: who started it a moment ago has no
+        other way to know when it listens."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.options.wait_s
+        while True:
+            answer = await asked()
+            if not (isinstance(answer, Refusal) and answer.of_transport) or loop.time() > until:
+                return answer
+            self.record.overlook()
+            await asyncio.sleep(0.05)
 
     def know(self, profile: pb.AdminProfile) -> None:
         self.profile = profile

@@ -86,7 +86,7 @@ async def stranger(answer: bytes | None) -> AsyncIterator[str]:
 )
 async def test_what_speaks_no_grpc_gives_7(answer: bytes | None) -> None:
     async with stranger(answer) as address:
-        done = await chadburn(address, "--patience", SOON)
+        done = await chadburn(address, "--patience", SOON, "--wait", "0")
     assert done.code == 7, done.err
     assert done.err.count("\n") == 1
     assert "Traceback" not in done.err
@@ -94,7 +94,7 @@ async def test_what_speaks_no_grpc_gives_7(answer: bytes | None) -> None:
 
 @pytest.mark.parametrize("address", ["no-such-host.invalid:1", "unix:/nowhere/at/all", "nonsense"])
 async def test_an_address_that_leads_nowhere_gives_7(address: str) -> None:
-    done = await chadburn(address, "--patience", SOON)
+    done = await chadburn(address, "--patience", SOON, "--wait", "0")
     assert done.code == 7, done.err
     assert done.err.count("\n") == 1
 
@@ -102,7 +102,8 @@ async def test_an_address_that_leads_nowhere_gives_7(address: str) -> None:
 async def test_an_inference_address_that_leads_nowhere_gives_7(tmp_path: Path) -> None:
     async with stranger(b"") as nobody, paced_engine(tmp_path) as double:
         done = await chadburn(
-            double.admin_address, "--inference", nobody, "--patience", SOON, "--case", "retry.*"
+            *(double.admin_address, "--inference", nobody, "--case", "retry.*"),
+            *("--patience", SOON, "--wait", "0"),
         )
     assert done.code == 7, done.err
     assert "--inference" in done.err
@@ -110,7 +111,7 @@ async def test_an_inference_address_that_leads_nowhere_gives_7(tmp_path: Path) -
 
 async def test_the_other_listener_gives_6_and_says_what_it_may_be(tmp_path: Path) -> None:
     async with paced_engine(tmp_path) as double:
-        done = await chadburn(double.inference_address, "--patience", SOON)
+        done = await chadburn(double.inference_address, "--patience", SOON, "--wait", "0")
     assert done.code == 6
     assert "is this the admin listener?" in done.err
 

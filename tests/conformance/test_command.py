@@ -102,9 +102,20 @@ async def test_a_wrong_engine_gives_3(tmp_path: Path) -> None:
 async def test_nobody_there_gives_7() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        done = await chadburn(f"127.0.0.1:{taken.getsockname()[1]}", "--patience", "5")
+        done = await chadburn(f"127.0.0.1:{taken.getsockname()[1]}", "--patience", "5", "--wait", "0")
     assert done.code == 7
     assert done.err.count("\n") == 1
+
+
+async def test_an_engine_that_is_about_to_listen_is_waited_for(tmp_path: Path) -> None:
+    async with paced_engine(tmp_path) as double:
+        await double.kill()
+        begun = await begin(*addresses(double), "--case", "retry.*", "--wait", "60")
+        await asyncio.sleep(2)
+        assert begun.returncode is None
+        await double.start()
+        done = await end(begun)
+    assert done.code == 0, done.err
 
 
 async def test_a_paused_engine_gives_6(tmp_path: Path) -> None:
