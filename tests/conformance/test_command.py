@@ -102,7 +102,9 @@ async def test_a_wrong_engine_gives_3(tmp_path: Path) -> None:
 async def test_nobody_there_gives_7() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        done = await chadburn(f"127.0.0.1:{taken.getsockname()[1]}", "--patience", "5", "--wait", "0")
+        done = await chadburn(
+            f"127.0.0.1:{taken.getsockname()[1]}", "--patience", "5", "--wait", "0"
+        )
     assert done.code == 7
     assert done.err.count("\n") == 1
 
