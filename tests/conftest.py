@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,3 +33,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 def anyio_backend() -> str:
     """Async tests run on asyncio: grpc.aio and SQLAlchemy know no other loop."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
+    """Keeps the event loop over all tests of a process. gRPC hands what comes late, of a channel
+    that is gone, to the loop that the channel was of; if that is closed, the test that happens to
+    run fails of it."""
+    yield  # noqa: PT022 (a fixture that is over lets the loop go)

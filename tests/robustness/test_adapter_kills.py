@@ -130,10 +130,11 @@ async def check(stage: Stage, case: Case, tone: Path, toned: list[int]) -> None:
         for rank in stage.ranks:
             assert "CommitChange.applied" in stage.faults.passed(rank)[passed[rank] :]
 
-    async def gone() -> bool:
-        return not alive(pid)
+    async def replaced() -> bool:
+        # That it is dead is no news to the engine yet, which still says that it serves.
+        return not alive(pid) and stage.faults.pid(case.rank) != pid
 
-    await eventually(gone)
+    await eventually(replaced)
     await eventually(lambda: serves_again(stage))
     expected = applied is (case.order == "load")
     assert await is_loaded(stage) is expected
