@@ -44,6 +44,7 @@ from app.operations.artifacts import Artifacts
 from app.operations.deadlines import Deadlines
 from app.operations.fleet import Fleet
 from app.operations.orders import Orders
+from app.operations.pace import Pace
 from app.operations.profiles import Profiles
 from app.operations.retention import forget_expired_keys
 from app.operations.runner import Runner
@@ -229,7 +230,9 @@ def _use_cases(
     deadlines: Deadlines,
 ) -> tuple[Fleet, Runner, Orders, Sessions]:
     fleet = Fleet(ledger, backends, clock, observe_interval_s=settings.observe_interval_s)
-    runner = Runner(ledger, fleet, clock, owner=f"gateway-{new_id()}")
+    # For people who look who drives an engine; the id is what tells one life from another.
+    owner = f"{socket.gethostname()}:{os.getpid()}:{new_id()}"
+    runner = Runner(ledger, fleet, clock, owner=owner, pace=Pace(lease_ttl_s=settings.lease_s))
     orders = Orders(
         ledger,
         fleet,

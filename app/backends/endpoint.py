@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any, TypeVar
 
 import grpc
@@ -12,13 +13,14 @@ import grpc
 from app.backends import status_map
 from app.backends.channels import Line
 from app.backends.credentials import Bearer, CredentialUnavailable
-from app.backends.port import EngineSilent, Silence
+from app.backends.port import EngineSilent, NotSent, Order, OutcomeLost, Silence
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _RECONNECT_S = 1.0
+_CONNECT_S = 2.0
 _LOOK_AGAIN_S = 0.02
 
 Metadata = tuple[tuple[str, str], ...]
@@ -49,6 +51,23 @@ class Endpoint:
         """What a call needs. Raises EngineSilent: there is no way, or nothing to show."""
         return await self._line.channel(), await self._metadata(trace_id)
 
+    async def open_for(
+        self, order: Order, now: Callable[[], datetime]
+    ) -> tuple[grpc.aio.Channel, Metadata]:
+        """What the call that sends the order needs. It has to follow at once: nothing may be waited
+        for between this and that. Raises EngineSilent, OutcomeLost, NotSent.
+        """
+        channel, metadata = await self.open(order.trace_id)
+        # On a line that is not up yet the call would wait inside gRPC, where no clock of ours
+        # reaches it, and could be sent when it has long been decided that it never was.
+        # NOT covered: a process that is stopped within the next instruction, and what is held up
+        # on its way to the engine.
+        if not await _connected(channel, _CONNECT_S):
+            raise OutcomeLost("the engine could not be reached")
+        if order.send_by is not None and now() >= order.send_by:
+            raise NotSent
+        return channel, metadata
+
     async def read(
         self, call: Callable[[grpc.aio.Channel, Any], Awaitable[T]], timeout_s: float
     ) -> T:
@@ -74,7 +93,11 @@ class Endpoint:
                 if status_map.is_unknown_operation(error):
                     raise NotKnownThere from error
                 lost = error.code() is grpc.StatusCode.UNAVAILABLE
-                if repeated or not lost or not await _connected(channel, ends_at - loop.time()):
+                if (
+                    repeated
+                    or not lost
+                    or not await _connected(channel, min(ends_at - loop.time(), _RECONNECT_S))
+                ):
                     raise self.failed(error) from error
                 repeated = True
 
@@ -108,7 +131,7 @@ async def _connected(channel: grpc.aio.Channel, left_s: float) -> bool:
     """Looked at again and again: gRPC's own way to wait for a state leaves a watch behind when
     it is given up, which outlives the channel."""
     loop = asyncio.get_running_loop()
-    ends_at = loop.time() + min(left_s, _RECONNECT_S)
+    ends_at = loop.time() + left_s
     while channel.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY:
         if loop.time() >= ends_at:
             return False

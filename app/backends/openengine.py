@@ -154,12 +154,22 @@ class OpenEngineBackend:
             )
         elif isinstance(order.command, StartProfile):
             facts = profiles.profile_order(
-                self._admin, order, order.command, self._record, self._limits, self._longest(order)
+                self._admin,
+                order,
+                order.command,
+                self._record,
+                self._limits,
+                self._longest(order),
+                self._clock.now,
             )
         elif adapters.is_adapter_order(order.command):
-            timeout_s = self._longest(order)
             facts = adapters.adapter_order(
-                self._admin, order, self._profile, self._record, timeout_s
+                self._admin,
+                order,
+                self._profile,
+                self._record,
+                self._longest(order),
+                self._clock.now,
             )
         else:
             facts = order_stream(self._admin, order, self.find, self._limits, self._clock.now)
@@ -232,7 +242,7 @@ class OpenEngineBackend:
         """Through the admin listener, which serves all of `Control`: elsewhere a caller ends only
         requests of its own."""
         try:
-            channel, metadata = await self._admin.open(order.trace_id)
+            channel, metadata = await self._admin.open_for(order, self._clock.now)
         except EngineSilent as silent:
             raise EngineRefused(no_way(silent)) from silent
         stub = openengine_pb2_grpc.ControlStub(channel)

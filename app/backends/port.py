@@ -37,6 +37,11 @@ class OutcomeLost(Exception):
         self.why = why
 
 
+class NotSent(Exception):
+    """The moment by which the order was to be sent was over before it could be. This attempt has
+    sent nothing; of an earlier one it says nothing."""
+
+
 class StillRunning(Exception):
     """What is asked about can't be told yet: the engine is seen to be at it."""
 
@@ -80,7 +85,9 @@ class Order:
     """`operation_id` is the idempotency key at the engine.
 
     `deadline_at` (UTC) bounds the whole. `deadline_ms` is what the engine is told; it is the same
-    in every attempt, since the same key must come with the same payload.
+    in every attempt, since the same key must come with the same payload. `send_by` (UTC): from
+    then on it may not be sent, since others may decide that it never was; None: the engine has
+    it, and this attaches.
     """
 
     operation_id: str
@@ -88,6 +95,7 @@ class Order:
     expected_revision: int | None
     deadline_at: datetime
     deadline_ms: int
+    send_by: datetime | None = None
     trace_id: str | None = None
 
 
@@ -122,8 +130,8 @@ class EngineBackend(Protocol):
         event. Facts bear `engine_sequence` where the engine counts; the last one is Completed,
         Failed or Cancelled, and the generator then ends.
 
-        Raises EngineRefused (nothing taken on) or OutcomeLost (must be asked). Closing the
-        generator detaches; it never undoes anything.
+        Raises EngineRefused (nothing taken on), NotSent, or OutcomeLost (must be asked). Closing
+        the generator detaches; it never undoes anything.
         """
 
     async def go_on(

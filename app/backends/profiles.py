@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import datetime
 from typing import TypeAlias
 
 import grpc
@@ -34,10 +35,11 @@ async def profile_order(
     read: ReadRecord,
     limits: StreamLimits,
     start_s: float,
+    now: Callable[[], datetime],
 ) -> AsyncGenerator[Fact, None]:
     """As `EngineBackend.carry_out` promises. `start_s`: the longest that the start may take."""
     try:
-        started = await _start(endpoint, order, command, start_s)
+        started = await _start(endpoint, order, command, start_s, now)
     except grpc.aio.AioRpcError as error:
         endpoint.failed(error)
         failure = status_map.failure_of(error)
@@ -109,10 +111,14 @@ async def stop(
 
 
 async def _start(
-    endpoint: Endpoint, order: Order, command: StartProfile, timeout_s: float
+    endpoint: Endpoint,
+    order: Order,
+    command: StartProfile,
+    timeout_s: float,
+    now: Callable[[], datetime],
 ) -> admin_pb2.StartProfileResponse:
     try:
-        channel, metadata = await endpoint.open(order.trace_id)
+        channel, metadata = await endpoint.open_for(order, now)
     except EngineSilent as silent:
         raise EngineRefused(no_way(silent)) from silent
     request = admin_pb2.StartProfileRequest(

@@ -66,7 +66,7 @@ async def order_stream(
     if request.ByteSize() > MAX_MESSAGE_BYTES:
         raise EngineRefused(_unsent("RESOURCE_EXHAUSTED", "ORDER_TOO_LARGE", "it is too large"))
     try:
-        channel, metadata = await endpoint.open(order.trace_id)
+        channel, metadata = await endpoint.open_for(order, now)
     except EngineSilent as silent:
         raise EngineRefused(no_way(silent)) from silent
     left_s = (order.deadline_at - now()).total_seconds()

@@ -16,14 +16,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from app.backends.port import (
     EngineBackend,
     EngineRefused,
     EngineSilent,
+    NotSent,
     Order,
     OutcomeLost,
     StillRunning,
@@ -78,6 +80,7 @@ class Course:
         self._doubted = False
         self._misses = 0
         self._refused: OperationError | None = None
+        self._lost_at = clock.now()
 
     @property
     def operation(self) -> Operation:
@@ -170,12 +173,17 @@ class Course:
                 return None
             return "what went with the order is no longer there"
         try:
-            async with aclosing(backend.carry_out(order)) as facts:
+            async with aclosing(self._carried_out(backend, order, sent=first or again)) as facts:
                 async for fact in facts:
                     await self._hear(fact)
                     if self._ended():
                         return None
             return "the engine's reply has no end"
+        except NotSent:
+            if first:
+                await self._end(_too_late("its deadline was over before it was sent"))
+                return None
+            return "its deadline was over before it was sent once more"
         except EngineRefused as refused:
             if first:
                 await self._end(Failed(error=refused.error))
@@ -187,6 +195,29 @@ class Course:
             return "the engine would not say how it goes"
         except OutcomeLost as lost:
             return lost.why
+
+    async def _carried_out(
+        self, backend: EngineBackend, order: Order, *, sent: bool
+    ) -> AsyncGenerator[Fact, None]:
+        """Raises NotSent: its deadline is over. LetGo, where this process stood still for so long
+        that another one may have come to an end with the order."""
+        while True:
+            timely = replace(order, send_by=self._send_by(order)) if sent else order
+            try:
+                async with aclosing(backend.carry_out(timely)) as facts:
+                    async for fact in facts:
+                        yield fact
+                return
+            except NotSent:
+                if self._is_late():
+                    raise
+                await self._log.confirm_lease()
+
+    def _send_by(self, order: Order) -> datetime:
+        """So long before the lease ends that what is under way by then has arrived before another
+        holder asks for it."""
+        transit = timedelta(seconds=self._pace.lease_ttl_s / 3)
+        return min(order.deadline_at, self._log.leased_until - transit)
 
     async def _hear(self, fact: Fact) -> None:
         if self.operation.state is OperationState.RECONCILING:
@@ -215,6 +246,7 @@ class Course:
 
     async def _ask(self, lost: str) -> None:
         """Ask the engine until it is known how it ended."""
+        self._lost_at = self._clock.now()
         while not self._ended():
             if self.operation.state is not OperationState.RECONCILING:
                 await self._log.take(OutcomeUnknown(message=lost))
@@ -250,6 +282,7 @@ class Course:
                     await self._end(found.end)
             elif unknown_to is not None and await self._settle_unknown(unknown_to):
                 lost = await self._follow(backend, again=True) or lost
+                self._lost_at = self._clock.now()
 
     async def _instance_id(self) -> str:
         return (await self._fleet.discover(self.operation.engine_id)).facts.instance_id
@@ -276,19 +309,24 @@ class Course:
         if self._clock.now() - sent_at >= _KEY_KEPT:
             await self._warn("KEY_EXPIRED", "the engine need not remember the order any more")
             return False
-        if operation.cancel_requested:
-            await self._end(Cancelled(message="cancelled; it had not reached the engine"))
-        elif self._refused is not None:
-            await self._end(Failed(error=self._refused))
-        elif self._is_late():
-            await self._end(_too_late("it had not reached the engine when its deadline was over"))
-        else:
-            sent = await self._log.take(SentAgain()) is None
-            if sent and self._is_late():
-                await self._end(_too_late("its deadline was over before it was sent"))
-                return False
-            return sent
-        return False
+        end = self._end_of_unsent()
+        if end is not None:
+            # What was sent last may still be on its way to the engine, past all that was asked
+            # since. Sent again it is the same order; ended it must not arrive any more.
+            if self._clock.now() - self._lost_at >= timedelta(seconds=self._pace.transit_s):
+                await self._end(end)
+            return False
+        return await self._log.take(SentAgain()) is None
+
+    def _end_of_unsent(self) -> Cancelled | Failed | None:
+        """Of an order that has not reached the engine. None: it is to be sent again."""
+        if self.operation.cancel_requested:
+            return Cancelled(message="cancelled; it had not reached the engine")
+        if self._refused is not None:
+            return Failed(error=self._refused)
+        if self._is_late():
+            return _too_late("it had not reached the engine when its deadline was over")
+        return None
 
     async def _warn_when_late(self) -> None:
         if self._is_late():

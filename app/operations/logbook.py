@@ -58,6 +58,16 @@ class Logbook:
     def operation(self) -> Operation:
         return self._operation
 
+    @property
+    def leased_until(self) -> datetime:
+        """UTC. Before that moment nobody else drives the engine."""
+        return self._lease().expires_at
+
+    async def confirm_lease(self) -> None:
+        """Renew it, if it is still ours. Raises LetGo."""
+        if not await self._persist(self._still_ours):
+            raise LetGo
+
     def learn(self, operation: Operation) -> None:
         """A version read or written elsewhere."""
         if operation.sequence > self._operation.sequence:
@@ -98,8 +108,7 @@ class Logbook:
                     await self.read_again()
                     if await self._is_written(step):
                         return None
-                    if not await self._persist(self._still_ours):
-                        raise LetGo from None
+                    await self.confirm_lease()
                     await asyncio.sleep(self._backoff.pause_s(lost_races))
                     lost_races += 1
                 else:

@@ -11,6 +11,7 @@ class Pace:
 
     `sweep_s`: between looks for open operations that nobody drives. `after_end_s`: for reading
     the engine once more before an end is told, so that who hears of the end also sees its effect.
+    `transit_s`: what was sent has arrived by then, or never will.
     `retry_first_s`, `retry_most_s`: the pause between attempts, doubled from one to the other.
     """
 
@@ -20,5 +21,6 @@ class Pace:
     cancel_timeout_s: float = 5.0
     stage_timeout_s: float = 30.0
     after_end_s: float = 1.0
+    transit_s: float = 5.0
     retry_first_s: float = 0.1
     retry_most_s: float = 10.0

@@ -47,18 +47,19 @@ COMMAND = (sys.executable, "-P", "-m", "app.cli")
 
 @dataclass
 class Process:
-    """A `chadburn` that runs on; its output goes to `log`."""
+    """A `chadburn`, or another command, that runs on; its output goes to `log`."""
 
     name: str
     arguments: list[str]
     log: Path
     cwd: Path
+    command: tuple[str, ...] = COMMAND
     popen: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with open(self.log, "ab") as output:
             self.popen = subprocess.Popen(
-                [*COMMAND, *self.arguments],
+                [*self.command, *self.arguments],
                 cwd=self.cwd,
                 env=environment(),
                 stdin=subprocess.DEVNULL,

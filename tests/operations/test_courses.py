@@ -45,6 +45,7 @@ HURRY = Pace(
     find_timeout_s=1.0,
     cancel_timeout_s=1.0,
     after_end_s=0.5,
+    transit_s=0.01,
     retry_first_s=0.001,
     retry_most_s=0.004,
 )

@@ -229,7 +229,7 @@ class TestDeadlines:
         self, gateway: Gateway, engine: EngineDouble
     ) -> None:
         engine.engine.script("prepare", hang)
-        ended = await gateway.end_of(await gateway.give(DRAIN, deadline_ms=300))
+        ended = await gateway.end_of(await gateway.give(DRAIN, deadline_ms=1_500))
         assert ended.state is _S.FAILED
         assert ended.error is not None
         assert ended.error.code == "DEADLINE_EXCEEDED"
