@@ -43,12 +43,14 @@ from app.observability.refused_callers import RefusedCallers
 from app.operations.artifacts import Artifacts
 from app.operations.deadlines import Deadlines
 from app.operations.fleet import Fleet
+from app.operations.freezing import Freezes
 from app.operations.orders import Orders
 from app.operations.pace import Pace
 from app.operations.profiles import Profiles
 from app.operations.retention import forget_expired_keys
 from app.operations.runner import Runner
 from app.operations.sessions import Sessions
+from app.operations.settling import Settlements
 from app.settings import Settings
 from app.startup import (
     EXIT_ADDRESS,
@@ -176,6 +178,8 @@ async def _opened(
             orders=orders,
             profiles=Profiles(ledger, fleet, clock, Artifacts(settings.profile_roots)),
             sessions=sessions,
+            settlements=Settlements(ledger, runner, clock),
+            freezes=Freezes(ledger, fleet, clock),
             clock=clock,
             new_id=new_id,
             tail=tail,
@@ -199,7 +203,7 @@ async def _opened(
         held.callback(closing.set)
         yield {
             "rooms": rooms,
-            "gate": Gate(verifier, settings.read_only),
+            "gate": Gate(verifier, settings.read_only, settings.clients_may_settle),
             "resource_metadata": metadata_url(settings.base_url),
         }
 

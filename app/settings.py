@@ -161,6 +161,8 @@ class Settings(BaseSettings):
     audience: str | None = None
     read_only: bool = False
     """Refuse every order and every change of the register."""
+    clients_may_settle: bool = False
+    """Whether a token that shows no person, as client credentials give, may settle operations."""
 
     engine_reach: ReachSettings = _THIS_MACHINE
     engine_credentials: dict[str, CredentialSettings] = Field(default_factory=dict)

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 from fastapi import Depends
 from starlette.requests import Request
 
-from app.auth.principal import Principal
+from app.auth.principal import Principal, PrincipalKind
 from app.auth.tokens.bearer import bearer_token
 from app.auth.tokens.errors import PermissionDenied
 from app.domain.scopes import Scope
@@ -32,6 +32,15 @@ class ReadOnly(PermissionDenied):
         super().__init__("This gateway is read only at present.")
 
 
+class PersonNeeded(PermissionDenied):
+    """The token does not show that a person stands behind the call."""
+
+    reason = "PERSON_NEEDED"
+
+    def __init__(self) -> None:
+        super().__init__("This takes a person's token; the one shown does not show a person.")
+
+
 class Verifier(Protocol):
     """What `app.auth.tokens.verifier.TokenVerifier` offers here."""
 
@@ -45,13 +54,19 @@ class Gate:
 
     verifier: Verifier
     read_only: bool = False
+    clients_count_as_persons: bool = False
+    """What takes a person is open to programs too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """All the scopes a route takes; none named: any caller who may administer at all."""
+    """All the scopes a route takes; none named: any caller who may administer at all.
+
+    `person`: and the token has to show that a person holds it.
+    """
 
     scopes: tuple[Scope, ...] = ()
+    person: bool = False
 
     async def __call__(self, request: Request) -> Principal:
         return await self.admit(request)
@@ -62,7 +77,7 @@ class Need:
         Called before the body is read and again when the signature is filled in; the second
         time finds the principal in the request's own state. Nothing is kept between requests.
 
-        Raises TokenRefused, KeysUnavailable, InsufficientScope, ReadOnly.
+        Raises TokenRefused, KeysUnavailable, InsufficientScope, ReadOnly, PersonNeeded.
         """
         gate = cast("Gate", request.state.gate)
         known: Principal | None = getattr(request.state, "principal", None)
@@ -73,7 +88,14 @@ class Need:
         known.require(*self.scopes)
         if gate.read_only and not _READING.issuperset(self.scopes):
             raise ReadOnly
+        if self.person and not gate.clients_count_as_persons:
+            _require_person(known)
         return known
+
+
+def _require_person(principal: Principal) -> None:
+    if principal.kind is not PrincipalKind.PERSON:
+        raise PersonNeeded
 
 
 async def _nobody() -> None:
@@ -83,9 +105,9 @@ async def _nobody() -> None:
 Public = Depends(_nobody)
 
 
-def Requires(*scopes: Scope) -> Any:  # noqa: N802 - stands where a type's argument stands
+def Requires(*scopes: Scope, person: bool = False) -> Any:  # noqa: N802 - where a type's stands
     """`Annotated[Principal, Requires(Scope.PAUSE)]`: the caller, who holds all of `scopes`."""
-    return Depends(Need(scopes))
+    return Depends(Need(scopes, person))
 
 
 @dataclass(frozen=True, slots=True)

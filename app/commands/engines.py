@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 
+from app.clock import rfc3339
 from app.commands.ending import usage
 from app.commands.http import Json, connected
 from app.commands.orders import EngineId, engine_path
@@ -13,7 +15,7 @@ from app.commands.printing import show, table
 from app.commands.target import DEMO_DIR, DemoDir, Token, Url, gateway
 from app.domain.engine import Dialect
 
-app = typer.Typer(help="List, look at and register engines.", no_args_is_help=True)
+app = typer.Typer(help="List, look at, register and freeze engines.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 
@@ -34,7 +36,7 @@ def list_engines(
     if as_json:
         show({"items": found})
         return
-    heads = ("ENGINE", "DIALECT", "HEALTH", "ADMISSION", "PAUSE", "REVISION", "RUNNING")
+    heads = ("ENGINE", "DIALECT", "HEALTH", "ADMISSION", "PAUSE", "REVISION", "RUNNING", "FROZEN")
     print(table([_row(engine) for engine in found], heads))
 
 
@@ -88,6 +90,48 @@ def register_engine(
         print(f"{made['id']}  registered  health {made['health']['state']}")
 
 
+@app.command("freeze")
+def freeze_engine(
+    engine: EngineId,
+    reason: Annotated[str, typer.Option(help="Told to everybody whose order is refused.")],
+    until: Annotated[
+        str | None, typer.Option(help="Until when, such as 2026-03-01T12:00:00Z.")
+    ] = None,
+    minutes: Annotated[
+        int | None, typer.Option(min=1, help="Instead: for so long, by this machine's clock.")
+    ] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    token: Token = None,
+    demo_dir: DemoDir = DEMO_DIR,
+) -> None:
+    """Have an engine take no new orders for a time; what runs goes on."""
+    if (until is None) == (minutes is None):
+        raise usage("say --until TIME or --minutes N")
+    end = until or rfc3339(datetime.now(UTC) + timedelta(minutes=minutes or 0))
+    body = {"reason": reason, "until": end}
+    with connected(gateway(url, token, demo_dir)) as calls:
+        found = calls.post(engine_path(engine, "/freeze"), body, method="PUT")
+    if as_json:
+        show(found)
+    else:
+        print(f"{found['id']}  frozen until {found['frozen']['until']}")
+
+
+@app.command("thaw")
+def thaw_engine(
+    engine: EngineId,
+    reason: Annotated[str | None, typer.Option(help="Kept in the audit.")] = None,
+    url: Url = None,
+    token: Token = None,
+    demo_dir: DemoDir = DEMO_DIR,
+) -> None:
+    """Let an engine take orders again before its freeze is over."""
+    with connected(gateway(url, token, demo_dir)) as calls:
+        calls.delete(engine_path(engine, "/freeze"), reason=reason)
+    print(f"{engine}  thawed")
+
+
 def registration(
     engine: str,
     *,
@@ -129,6 +173,7 @@ def _row(engine: Json) -> list[Any]:
         _pause(pause) if pause else None,
         f"r{revision}" if revision is not None else None,
         engine.get("running_operation"),
+        (engine.get("frozen") or {}).get("until"),
     ]
 
 

@@ -63,6 +63,13 @@ class Gateway:
         again = "idempotency-key" in {name.lower() for name in given}
         return document(self._send(method, path, json=body, headers=given, again=again))
 
+    def delete(self, path: str, **query: Any) -> None:
+        """Sent once, and answered with nothing."""
+        given = {name: value for name, value in query.items() if value is not None}
+        response = self._send("DELETE", path, params=given, again=False)
+        if response.status_code >= 300:
+            raise problem(response)
+
     def _send(self, method: str, path: str, *, again: bool, **what: Any) -> httpx2.Response:
         kind = CommandFailed
         for attempt in range(ATTEMPTS if again else 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 from urllib.parse import quote
 
@@ -15,7 +16,16 @@ from app.commands.printing import event_line, exit_of, operation_line, show, tab
 from app.commands.target import DEMO_DIR, DemoDir, Token, Url, gateway
 from app.domain.kinds import OperationKind, OperationState
 
-app = typer.Typer(help="List, read, watch and cancel operations.", no_args_is_help=True)
+app = typer.Typer(help="List, read, watch, cancel and settle operations.", no_args_is_help=True)
+
+
+class Stated(StrEnum):
+    """How a person may say that an operation ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
 
 OperationId = Annotated[str, typer.Argument(metavar="OPERATION", help="Id of the operation.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
@@ -115,6 +125,34 @@ def cancel_operation(
     else:
         print(operation_line(found))
     raise typer.Exit(exit_of(found))
+
+
+@app.command("settle")
+def settle_operation(
+    operation: OperationId,
+    outcome: Annotated[Stated, typer.Option(help="How it ended.")],
+    reason: Annotated[str, typer.Option(help="How you know. Kept with it and in the audit.")],
+    message: Annotated[
+        str | None, typer.Option(help="What a failure says of itself; else the reason.")
+    ] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    token: Token = None,
+    demo_dir: DemoDir = DEMO_DIR,
+) -> None:
+    """State the end of an operation that is reconciling, and free its engine.
+
+    Nothing is asked of the engine. Exit code 0 says that it is settled, whatever was stated.
+    """
+    body = {"outcome": outcome.value, "reason": reason}
+    if message is not None:
+        body["message"] = message
+    with connected(gateway(url, token, demo_dir)) as calls:
+        found = calls.post(f"{_path(operation)}/settle", body)
+    if as_json:
+        show(found)
+    else:
+        print(operation_line(found))
 
 
 def _path(operation: str) -> str:

@@ -45,6 +45,7 @@ class Manner:
     dry_run: bool
     deadline_ms: int | None
     revision: int | None
+    override_freeze: bool
 
 
 def manner(
@@ -58,6 +59,9 @@ def manner(
     if_revision: Annotated[
         int | None, typer.Option(min=0, help="Refuse unless the engine is at this revision.")
     ] = None,
+    override_freeze: Annotated[
+        bool, typer.Option("--override-freeze", help="Also while the engine is frozen.")
+    ] = False,
 ) -> Manner:
     return Manner(
         wait=wait,
@@ -68,6 +72,7 @@ def manner(
         dry_run=dry_run,
         deadline_ms=deadline_ms,
         revision=if_revision,
+        override_freeze=override_freeze,
     )
 
 
@@ -104,6 +109,8 @@ def give(calls: Gateway, order: Order, how: Manner) -> None:
     """Raises typer.Exit with the code of the outcome, or CommandFailed."""
     common = {"reason": how.reason, "deadline_ms": how.deadline_ms}
     body = order.body | {name: value for name, value in common.items() if value is not None}
+    if how.override_freeze:
+        body["override_freeze"] = True
     headers: dict[str, str] = {}
     revision = how.revision if how.revision is not None else order.revision
     if revision is not None:

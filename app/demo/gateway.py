@@ -32,6 +32,8 @@ data_dir = {text(str(folder.own("gateway").absolute()))}
 host = {text(HOST)}
 port = {port}
 audience = {text(ADMIN_AUDIENCE)}
+# The demo's operator has a token of client credentials, which shows no person.
+clients_may_settle = true
 observe_interval_s = 1.0
 log_format = "console"
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from app.domain.capabilities import Capabilities
 from app.domain.facts import EngineFacts
+from app.domain.freezes import Freeze
 from app.domain.operation import JsonObject
 
 
@@ -73,6 +74,7 @@ class Engine:
     registration: Registration
     observed: Observed = Observed()
     running_operation: str | None = None  # the open exclusive one
+    freeze: Freeze | None = None  # the one in force
 
     @property
     def id(self) -> str:

@@ -175,6 +175,13 @@ class EngineBusy(Aborted):
         )
 
 
+class EngineFrozen(FailedPrecondition):
+    """For a time the engine takes no new orders; the message says until when and why."""
+
+    reason = "ENGINE_FROZEN"
+    retryable = True
+
+
 class StalePauseEpoch(FailedPrecondition):
     reason = "STALE_PAUSE_EPOCH"
 
@@ -259,6 +266,12 @@ class OperationEnded(FailedPrecondition):
 
 class NotCancellable(FailedPrecondition):
     reason = "NOT_CANCELLABLE"
+
+
+class NotReconciling(FailedPrecondition):
+    """Only an outcome that is not known is for a person to state."""
+
+    reason = "NOT_RECONCILING"
 
 
 class SessionClosed(FailedPrecondition):

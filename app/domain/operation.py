@@ -13,6 +13,10 @@ JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "Jso
 JsonObject = Mapping[str, JsonValue]
 
 
+DEADLINE_PASSED = "DEADLINE_PASSED"
+"""The warning of an operation whose outcome is not known when its deadline is over."""
+
+
 @dataclass(frozen=True, slots=True)
 class Actor:
     """Who ordered it, as the token said. Idempotency keys are scoped to these three."""
@@ -52,7 +56,8 @@ class OperationError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """`sequence`: the number of its last event. `engine_sequence`: the last engine event seen."""
+    """`sequence`: the number of its last event. `engine_sequence`: the last engine event seen.
+    `override_freeze`: it is carried out whatever freeze is in force."""
 
     id: str
     engine_id: str
@@ -80,6 +85,7 @@ class Operation:
     ranks: tuple[RankReport, ...] = ()
     progress: Progress | None = None
     trace_id: str | None = None
+    override_freeze: bool = False
 
     @property
     def done(self) -> bool:

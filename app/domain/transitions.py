@@ -125,11 +125,16 @@ class Cancelled(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled(Fact):
-    """A person states the end of an operation whose outcome nobody can read back."""
+    """A person states the end of an operation whose outcome nobody can read back.
+
+    `by`: the subject who states it. `reason`: how they know. `message`: what readers of the
+    operation are told of a failure; empty: the reason.
+    """
 
     end: OperationState
     by: str
-    message: str
+    reason: str
+    message: str = ""
 
 
 # ---- outcome of advance ----
@@ -304,9 +309,15 @@ def _cancelled(op: Operation, fact: Cancelled, at: datetime) -> _Step:
 def _settled(op: Operation, fact: Settled, at: datetime) -> _Step:
     error = None
     if fact.end is _S.FAILED:
-        error = OperationError(code="UNKNOWN", reason="SETTLED", message=fact.message)
+        message = fact.message or fact.reason
+        error = OperationError(code="UNKNOWN", reason="SETTLED", message=message)
     ended = replace(op, state=fact.end, ended_at=at, error=error, verification=Verification.SETTLED)
-    data: JsonObject = {"state": fact.end.value, "by": fact.by, "message": fact.message}
+    data: JsonObject = {
+        "state": fact.end.value,
+        "by": fact.by,
+        "reason": fact.reason,
+        "message": fact.message,
+    }
     return ended, EventType.SETTLED, data
 
 

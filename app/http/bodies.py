@@ -21,10 +21,13 @@ from app.domain.kinds import (
     ContentPolicy,
     DrainRule,
     NewRequests,
+    OperationState,
     PauseMode,
     ResourceKind,
 )
+from app.http.moments import Moment
 from app.operations.registering import EngineChange, EngineDraft
+from app.operations.settling import Statement
 
 BIGGEST = 2**53 - 1  # what every JSON reader can tell apart
 
@@ -34,6 +37,14 @@ _WORDS = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$"
 _PLAIN = r"^[\x21-\x7e]+$"
 
 Words = Annotated[str, StringConstraints(max_length=500, pattern=_WORDS)]
+SaidWords = Annotated[
+    str,
+    StringConstraints(
+        min_length=1,
+        max_length=500,
+        pattern=r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f][^\x00-\x08\x0b-\x1f\x7f-\x9f]*$",
+    ),
+]
 EngineId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 Address = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=_PLAIN)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=_PLAIN)]
@@ -69,6 +80,9 @@ class OrderBody(Body):
     dry_run: bool = Field(False, description="Check everything, send nothing, answer a plan.")
     when_busy: Literal["refuse", "queue"] = Field(
         "refuse", description="What to do while another exclusive operation is open."
+    )
+    override_freeze: bool = Field(
+        False, description="Order it in a freeze too. Takes `admin:engines` as well."
     )
 
     def command(self) -> Command:
@@ -162,6 +176,24 @@ class AbortRequestsBody(OrderBody):
 
 class CancelBody(Body):
     reason: Words | None = None
+
+
+class SettleBody(Body):
+    """What a person states of an operation whose outcome is not known."""
+
+    outcome: Literal["succeeded", "failed", "cancelled"]
+    reason: SaidWords = Field(description="How you know; kept with the event and in the audit.")
+    message: Words = Field("", description="What a failure says of itself; else the reason.")
+
+    def statement(self) -> Statement:
+        return Statement(end=OperationState(self.outcome), reason=self.reason, message=self.message)
+
+
+class FreezeBody(Body):
+    reason: SaidWords = Field(description="Told to everybody whose order is refused.")
+    until: Moment = Field(
+        description="RFC 3339 with an offset; in the future, 31 days ahead at most."
+    )
 
 
 class MemberBody(Body):

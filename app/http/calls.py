@@ -10,9 +10,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.auth.principal import Principal
+from app.auth.requires import Need
 from app.domain.commands import Command
 from app.domain.idempotency import fingerprint
 from app.domain.operation import Operation
+from app.domain.scopes import Scope
 from app.domain.weight_sessions import Chunk, SessionStage
 from app.http.bodies import OrderBody
 from app.http.negotiation import Preference, idempotency_key, preference_of
@@ -56,7 +58,10 @@ class OrderCall:
     ) -> Response:
         """Judge it and take it on: 202, or 200 if it has ended within the time to wait; with
         `dry_run` the plan. `command`: the order, where the body alone does not say it."""
-        order = self._order(body, who, command or body.command())
+        given = command or body.command()
+        if body.override_freeze:
+            await Need((given.kind.scope, Scope.ENGINES)).admit(self.request)
+        order = self._order(body, who, given)
         if body.dry_run:
             return JSONResponse(dict(await self.house.orders.plan(order)))
         accepted = await self.house.orders.submit(order)
@@ -126,6 +131,7 @@ class OrderCall:
             deadline_ms=body.deadline_ms,
             reason=body.reason,
             when_busy=body.when_busy,
+            override_freeze=body.override_freeze,
             request_id=caller.request_id,
             trace_id=caller.trace_id,
             source=caller.source,

@@ -156,6 +156,12 @@ CATALOGUE: Mapping[str, Reason] = {
     "GATEWAY_READ_ONLY": Reason(
         "Read only", "The gateway is set to take no orders.", "Unset `read_only`."
     ),
+    "PERSON_NEEDED": Reason(
+        "A person is needed",
+        "To state what nobody can read back is for people; the token is a program's, or does not "
+        "show a person.",
+        "Use a person's token, or set `clients_may_settle`.",
+    ),
     # keys, revisions
     "IDEMPOTENCY_KEY_MISSING": Reason(
         f"{_KEY} missing",
@@ -229,6 +235,16 @@ CATALOGUE: Mapping[str, Reason] = {
     "OPERATION_ENDED": Reason("It has ended", "An end never changes.", "Read the operation."),
     "NOT_CANCELLABLE": Reason(
         "Not cancellable", "The engine does not offer to cancel this.", "Wait for its end."
+    ),
+    "NOT_RECONCILING": Reason(
+        "The outcome is not in doubt",
+        "Only of an operation that is `reconciling` can a person state the end.",
+        "Wait for its end, or cancel it.",
+    ),
+    "ENGINE_FROZEN": Reason(
+        "The engine is frozen",
+        "For a time it takes no new orders; the detail says until when and why.",
+        "Wait, or have somebody with `admin:engines` thaw it or order with `override_freeze`.",
     ),
     "STALE_PAUSE_EPOCH": Reason(
         "Not the latest pause",

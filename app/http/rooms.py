@@ -19,9 +19,11 @@ from app.ledger.ledger import Ledger
 from app.observability.metrics import Metrics
 from app.observability.refused_callers import RefusedCallers
 from app.operations.fleet import Fleet
+from app.operations.freezing import Freezes
 from app.operations.orders import Orders
 from app.operations.profiles import Profiles
 from app.operations.sessions import Sessions
+from app.operations.settling import Settlements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class Rooms:
     orders: Orders
     profiles: Profiles
     sessions: Sessions
+    settlements: Settlements
+    freezes: Freezes
     clock: Clock
     new_id: IdSource
     tail: Tail

@@ -190,6 +190,7 @@ _SAID_BY_BEGIN = frozenset(
         "under_pause",
         "check_finite",
         "deadline_ms",
+        "override_freeze",
     }
 )
 

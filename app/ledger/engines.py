@@ -14,11 +14,12 @@ from app.domain.engine import Engine, HealthState, Observed, Registration
 from app.domain.errors import EngineHasOpenOperation, GenerationMismatch, UnknownEngine
 from app.domain.kinds import EngineRole
 from app.ledger import audit as auditing
+from app.ledger import freezes as freezing
 from app.ledger.constraints import violations
 from app.ledger.database import Database, Write
 from app.ledger.paging import page_of
 from app.ledger.rows import engine_of, observed_values, registration_values
-from app.ledger.tables import engines, holds_slot, is_open, observations, operations
+from app.ledger.tables import engines, freezes, holds_slot, is_open, observations, operations
 from app.ledger.values import AuditEntry, EngineFilter, Page
 
 _SLOWEST = timedelta(minutes=2)
@@ -43,7 +44,7 @@ class Engines:
             with violations():
                 await write.connection.execute(engines.insert().values(values))
             await auditing.write_entry(write, audit)
-            return await _existing(write.connection, registration.id)
+            return await self._existing(write.connection, registration.id)
 
         return await self._database.write(work)
 
@@ -51,7 +52,7 @@ class Engines:
         """None: never registered, or removed."""
 
         async def look(connection: AsyncConnection) -> Engine | None:
-            return await _find(connection, engine_id)
+            return await self._find(connection, engine_id)
 
         return await self._database.read(look)
 
@@ -59,7 +60,7 @@ class Engines:
         self, wanted: EngineFilter, after: str | None = None, size: int = 50
     ) -> Page[Engine]:
         """By id ascending, those behind `after`; `next` is the last id of the page."""
-        query = _query().where(*self._matches(wanted)).order_by(engines.c.id)
+        query = self._query().where(*self._matches(wanted)).order_by(engines.c.id)
         if after is not None:
             query = query.where(engines.c.id > after)
 
@@ -84,7 +85,7 @@ class Engines:
             change = update(engines).where(engines.c.id == registration.id).values(values)
             await write.connection.execute(change)
             await auditing.write_entry(write, audit)
-            return await _existing(write.connection, registration.id)
+            return await self._existing(write.connection, registration.id)
 
         return await self._database.write(work)
 
@@ -135,6 +136,33 @@ class Engines:
 
         await self._database.write(work)
 
+    def _query(self) -> Select[Any]:
+        frozen = and_(freezes.c.engine_id == engines.c.id, freezing.holds(self._clock.now()))
+        return (
+            select(
+                engines,
+                observations.c.health,
+                observations.c.observed_at,
+                observations.c.document,
+                operations.c.id.label("running_operation"),
+                *freezing.COLUMNS,
+            )
+            .outerjoin(observations, observations.c.engine_id == engines.c.id)
+            .outerjoin(operations, and_(operations.c.engine_id == engines.c.id, holds_slot))
+            .outerjoin(freezes, frozen)
+            .where(engines.c.removed_at.is_(None))
+        )
+
+    async def _find(self, connection: AsyncConnection, engine_id: str) -> Engine | None:
+        query = self._query().where(engines.c.id == engine_id)
+        row = (await connection.execute(query)).one_or_none()
+        return None if row is None else engine_of(row)
+
+    async def _existing(self, connection: AsyncConnection, engine_id: str) -> Engine:
+        found = await self._find(connection, engine_id)
+        assert found is not None
+        return found
+
     def _matches(self, wanted: EngineFilter) -> list[ColumnElement[bool]]:
         conditions = [self._has_label(name, value) for name, value in wanted.labels.items()]
         # An engine that was never read is unknown, not absent.
@@ -167,32 +195,6 @@ def _not_newer_than(moment: datetime | None) -> ColumnElement[bool]:
         return undated
     at = observations.c.observed_at
     return or_(undated, at <= moment, at > moment + _SLOWEST)
-
-
-def _query() -> Select[Any]:
-    return (
-        select(
-            engines,
-            observations.c.health,
-            observations.c.observed_at,
-            observations.c.document,
-            operations.c.id.label("running_operation"),
-        )
-        .outerjoin(observations, observations.c.engine_id == engines.c.id)
-        .outerjoin(operations, and_(operations.c.engine_id == engines.c.id, holds_slot))
-        .where(engines.c.removed_at.is_(None))
-    )
-
-
-async def _find(connection: AsyncConnection, engine_id: str) -> Engine | None:
-    row = (await connection.execute(_query().where(engines.c.id == engine_id))).one_or_none()
-    return None if row is None else engine_of(row)
-
-
-async def _existing(connection: AsyncConnection, engine_id: str) -> Engine:
-    found = await _find(connection, engine_id)
-    assert found is not None
-    return found
 
 
 async def _require(write: Write, engine_id: str, expected_generation: int) -> None:

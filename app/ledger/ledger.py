@@ -14,6 +14,7 @@ from app.ledger.audit import Audit
 from app.ledger.database import Database, libpq_options, make_engine
 from app.ledger.engines import Engines
 from app.ledger.events import Events
+from app.ledger.freezes import Freezes
 from app.ledger.leases import Leases
 from app.ledger.operations import Operations
 from app.ledger.payloads import Payloads
@@ -43,6 +44,7 @@ class Ledger:
     leases: Leases
     payloads: Payloads
     stages: Stages
+    freezes: Freezes
 
     def __init__(
         self, database: Database, wakes: Wakes, clock: Clock, schema: ReleaseSchema, identity: str
@@ -56,6 +58,7 @@ class Ledger:
         self.leases = Leases(database, clock)
         self.payloads = Payloads(database)
         self.stages = Stages(database, clock)
+        self.freezes = Freezes(database, clock)
         self._database = database
         self._schema = schema
         self._held = AsyncExitStack()

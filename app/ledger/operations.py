@@ -8,10 +8,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.clock import Clock
 from app.domain.errors import EngineBusy, UnknownEngine
 from app.domain.idempotency import replay_of
+from app.domain.kinds import OperationState
 from app.domain.operation import Actor, Operation
 from app.domain.transitions import Advanced, Queued, accepted_event, advance
 from app.ledger import audit as auditing
-from app.ledger import keys, payloads
+from app.ledger import freezes, keys, payloads
 from app.ledger import leases as leasing
 from app.ledger.constraints import violations
 from app.ledger.database import Database, Write
@@ -28,6 +29,8 @@ from app.ledger.tables import (
     stages,
 )
 from app.ledger.values import Accepted, AuditEntry, KeyClaim, Lease, OperationFilter, Page
+
+_UNSENT = frozenset({OperationState.ACCEPTED, OperationState.QUEUED})
 
 
 class Operations:
@@ -52,7 +55,7 @@ class Operations:
         nothing; so does losing a race for the key. A refusal leaves the key unused.
 
         Raises IdempotencyKeyReused (the key stands for another request), EngineBusy naming the
-        open exclusive operation, UnknownEngine.
+        open exclusive operation, UnknownEngine, EngineFrozen unless the operation overrides it.
         """
         return await self._database.write(
             lambda write: self._accept(write, operation, key, audit, queued, payload)
@@ -78,6 +81,8 @@ class Operations:
             with violations():
                 await keys.claim(write, operation.actor, key, operation.id, now)
         await _require_engine(write, operation.engine_id)
+        if not operation.override_freeze:
+            await freezes.require_thawed(write, operation.engine_id, now)
         if operation.kind.exclusive and not queued:
             holder = await _slot_holder(write.connection, operation.engine_id)
             if holder is not None:
@@ -146,18 +151,21 @@ class Operations:
         *,
         lease: Lease | None = None,
         audit: AuditEntry | None = None,
+        asked: AuditEntry | None = None,
     ) -> Operation:
         """Write one step: the operation as `advanced` has it, its event if there is one, and the
-        audit entry, in one transaction. Gives `advanced.operation`.
+        audit entries, in one transaction. Gives `advanced.operation`. `asked`: the call that the
+        step is the answer to; it stands in the audit before `audit`.
 
         Raises Superseded when the stored operation is not at the state, sequence and engine
         sequence of `before`, or when the lease has gone to another holder or was released;
-        EngineBusy when a queued operation would run beside another exclusive one.
+        EngineBusy when a queued operation would run beside another exclusive one; EngineFrozen
+        when one that does not override it would be dispatched in a freeze.
         """
         if before.state.terminal or before.id != advanced.operation.id:
             raise ValueError("a step leads on from an open operation to the same one")
         return await self._database.write(
-            lambda write: self._record(write, before, advanced, lease, audit)
+            lambda write: self._record(write, before, advanced, lease, (asked, audit))
         )
 
     async def _record(
@@ -166,20 +174,29 @@ class Operations:
         before: Operation,
         advanced: Advanced,
         lease: Lease | None,
-        audit: AuditEntry | None,
+        entries: tuple[AuditEntry | None, ...],
     ) -> Operation:
         after = advanced.operation
         if lease is not None and not await leasing.hold(write, lease):
             raise Superseded("the lease of the engine is gone", operation_id=before.id)
+        if after.state is OperationState.RUNNING and before.state in _UNSENT:
+            await self._require_thawed(write, before)
         if before.kind.exclusive and before.state not in SLOT_STATES and after.state in SLOT_STATES:
             holder = await _slot_holder(write.connection, before.engine_id)
             if holder is not None:
                 raise EngineBusy(operation_id=holder)
         with violations():
             await write_step(write, before, advanced)
-        if audit is not None:
-            await auditing.write_entry(write, audit)
+        for entry in entries:
+            if entry is not None:
+                await auditing.write_entry(write, entry)
         return after
+
+    async def _require_thawed(self, write: Write, operation: Operation) -> None:
+        if not operation.override_freeze:
+            # Before its own row: whoever freezes the engine holds on to no operation.
+            await _require_engine(write, operation.engine_id)
+            await freezes.require_thawed(write, operation.engine_id, self._clock.now())
 
     async def open_ones(self, engine_id: str | None = None) -> tuple[Operation, ...]:
         """All that have not ended, oldest first."""

@@ -17,6 +17,7 @@ from app.domain.engine import (
     TlsNames,
 )
 from app.domain.facts import EngineFacts
+from app.domain.freezes import Freeze
 from app.domain.kinds import OperationKind, OperationState, Verification
 from app.domain.operation import (
     Actor,
@@ -72,6 +73,7 @@ def operation_values(operation: Operation) -> Values:
         "expected_revision": operation.expected_revision,
         "deadline_at": operation.deadline_at,
         "trace_id": operation.trace_id,
+        "override_freeze": operation.override_freeze,
         **changing_values(operation),
     }
 
@@ -104,6 +106,7 @@ def operation_of(row: Row[Any]) -> Operation:
         ranks=read_each(RankReport, row.ranks),
         progress=None if row.progress is None else read(Progress, row.progress),
         trace_id=row.trace_id,
+        override_freeze=row.override_freeze,
     )
 
 
@@ -200,8 +203,8 @@ def observed_values(observed: Observed) -> Values:
 
 
 def engine_of(row: Row[Any]) -> Engine:
-    """A row of `engines` joined with its observation and the id of its open exclusive operation
-    (`running_operation`); either may be missing."""
+    """A row of `engines` joined with its observation, the id of its open exclusive operation
+    (`running_operation`) and its freeze; each may be missing."""
     registration = Registration(
         id=row.id,
         dialect=Dialect(row.dialect),
@@ -212,8 +215,9 @@ def engine_of(row: Row[Any]) -> Engine:
         created_at=row.created_at,
         updated_at=row.updated_at,
     )
+    freeze = None if row.freeze_until is None else freeze_of(row)
     if row.health is None:
-        return Engine(registration, Observed(), row.running_operation)
+        return Engine(registration, Observed(), row.running_operation, freeze)
     facts, capabilities = row.document["facts"], row.document["capabilities"]
     observed = Observed(
         health=HealthState(row.health),
@@ -223,4 +227,23 @@ def engine_of(row: Row[Any]) -> Engine:
         info=row.document["info"],
         models=tuple(row.document["models"]),
     )
-    return Engine(registration, observed, row.running_operation)
+    return Engine(registration, observed, row.running_operation, freeze)
+
+
+def freeze_of(row: Row[Any]) -> Freeze:
+    """Columns of `freezes`, each with `freeze_` in front."""
+    return Freeze(
+        reason=row.freeze_reason,
+        until=row.freeze_until,
+        since=row.freeze_since,
+        by=Actor(row.freeze_issuer, row.freeze_subject, row.freeze_client_id),
+    )
+
+
+def freeze_values(freeze: Freeze) -> Values:
+    return {
+        "reason": freeze.reason,
+        "until": freeze.until,
+        "since": freeze.since,
+        **actor_values(freeze.by),
+    }

@@ -23,6 +23,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     UniqueConstraint,
+    false,
     literal_column,
     text,
 )
@@ -104,6 +105,19 @@ observations = Table(
     CheckConstraint(_one_of("health", HealthState), name="health"),
 )
 
+# Apart from the register too: a freeze is no change of the registration.
+freezes = Table(
+    "freezes",
+    metadata,
+    Column("engine_id", Words, ForeignKey("engines.id"), primary_key=True),
+    Column("reason", Words, nullable=False),
+    Column("since", UtcTime, nullable=False),
+    Column("until", UtcTime, nullable=False),
+    Column("issuer", Words, nullable=False),
+    Column("subject", Words, nullable=False),
+    Column("client_id", Words, nullable=False),
+)
+
 operations = Table(
     "operations",
     metadata,
@@ -137,6 +151,7 @@ operations = Table(
     Column("ranks", JSON_DOCUMENT, nullable=False),
     Column("progress", JSON_DOCUMENT),
     Column("trace_id", Words),
+    Column("override_freeze", Boolean, nullable=False, server_default=false()),
     UniqueConstraint("id"),
     CheckConstraint(_one_of("state", OperationState), name="state"),
     CheckConstraint(

@@ -12,7 +12,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from app.domain.engine import Engine, HealthState
-from app.domain.operation import Operation
+from app.domain.kinds import OperationState
+from app.domain.operation import DEADLINE_PASSED, Operation
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -128,3 +129,14 @@ def _families(
     for state_name, number in Counter(op.state.value for op in open_operations).items():
         operations.add_metric((state_name,), number)
     yield operations
+    overdue = GaugeMetricFamily(
+        "chadburn_operations_overdue",
+        "Operations past their deadline whose outcome is still not known.",
+    )
+    overdue.add_metric((), sum(map(_is_overdue, open_operations)))
+    yield overdue
+
+
+def _is_overdue(operation: Operation) -> bool:
+    warned = any(warning.reason == DEADLINE_PASSED for warning in operation.warnings)
+    return warned and operation.state is OperationState.RECONCILING

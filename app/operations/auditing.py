@@ -9,6 +9,7 @@ from datetime import datetime
 
 from app.clock import Clock
 from app.domain.errors import ChadburnError
+from app.domain.kinds import Verification
 from app.domain.operation import JsonObject, Operation
 from app.ledger.errors import LedgerUnavailable
 from app.ledger.ledger import Ledger
@@ -47,6 +48,7 @@ def entry_of(
 
 def end_entry(operation: Operation, at: datetime) -> AuditEntry:
     """How an order ended, under the name of who gave it."""
+    settled = Verification.SETTLED
     return AuditEntry(
         at=at,
         action=operation.kind.value,
@@ -56,6 +58,7 @@ def end_entry(operation: Operation, at: datetime) -> AuditEntry:
         operation_id=operation.id,
         reason=None if operation.error is None else operation.error.reason,
         trace_id=operation.trace_id,
+        detail={"verification": settled.value} if operation.verification is settled else {},
     )
 
 

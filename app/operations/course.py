@@ -32,10 +32,15 @@ from app.backends.port import (
 )
 from app.clock import Clock
 from app.domain.commands import command_of
-from app.domain.errors import ChadburnError, EngineFault, UnknownEngine
+from app.domain.errors import ChadburnError, EngineFault, EngineFrozen, UnknownEngine
 from app.domain.facts import EngineFacts
 from app.domain.kinds import FailureEffect, OperationState
-from app.domain.operation import Operation, OperationError, OperationWarning
+from app.domain.operation import (
+    DEADLINE_PASSED,
+    Operation,
+    OperationError,
+    OperationWarning,
+)
 from app.domain.transitions import (
     Cancelled,
     Completed,
@@ -74,10 +79,11 @@ class Course:
         self._pace = pace
         self._backoff = backoff
         self._news = asyncio.Event()
+        self._ended_elsewhere = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
         self._cancelling: asyncio.Task[None] | None = None
         self._sender: StageSender | None = None
         self._continuing: asyncio.Task[None] | None = None
-        self._doubted = False
         self._misses = 0
         self._refused: OperationError | None = None
         self._lost_at = clock.now()
@@ -90,35 +96,52 @@ class Course:
         """Somebody else has written: a caller who cancels, a person who settles."""
         if operation.sequence > self.operation.sequence:
             self._log.learn(operation)
+            if self._ended():
+                self._ended_elsewhere.set()
             self._news.set()
             self._heed_cancellation()
             self._heed_stages()
 
     def doubt(self) -> None:
-        """It does not seem to be open any more: look before going on."""
-        self._doubted = True
-        self._news.set()
+        """It does not seem to be open any more: look."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._look())
 
     async def run(self) -> None:
         """Until it has ended. Raises LetGo. Cancelling this detaches; nothing is undone."""
+        loop = asyncio.get_running_loop()
+        going = loop.create_task(self._go())
+        over = loop.create_task(self._ended_elsewhere.wait())
         try:
-            await self._log.read_again()
-            if self._ended():
-                return
-            self._heed_cancellation()
-            self._heed_stages()
-            if self.operation.state in _UNSENT:
-                backend = await self._set_out()
-                lost = None if backend is None else await self._follow(backend, first=True)
-            else:
-                lost = _LEFT
-            if lost is not None and not self._ended():
-                await self._ask(lost)
+            # Whoever ends it elsewhere ends what is asked of the engine here, in the middle of a
+            # call too. A write that is under way is carried out, and finds that it comes too late.
+            await asyncio.wait((going, over), return_when=asyncio.FIRST_COMPLETED)
+            if going.done():
+                going.result()
         finally:
-            beside = [task for task in (self._cancelling, self._continuing) if task is not None]
+            tasks = (going, over, self._looking, self._cancelling, self._continuing)
+            beside = [task for task in tasks if task is not None]
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
+
+    async def _go(self) -> None:
+        await self._log.read_again()
+        if self._ended():
+            return
+        self._heed_cancellation()
+        self._heed_stages()
+        if self.operation.state in _UNSENT:
+            backend = await self._set_out()
+            lost = None if backend is None else await self._follow(backend, first=True)
+        else:
+            lost = _LEFT
+        if lost is not None and not self._ended():
+            await self._ask(lost)
+
+    async def _look(self) -> None:
+        if await self._log.is_over():
+            self._ended_elsewhere.set()
 
     # ---- before it is sent ----
 
@@ -141,7 +164,12 @@ class Course:
                 attempt += 1
                 await self._pause(attempt)
                 continue
-            if await self._log.take(Dispatched(instance_id=facts.instance_id)) is not None:
+            try:
+                refusal = await self._log.take(Dispatched(instance_id=facts.instance_id))
+            except EngineFrozen as frozen:
+                await self._log.take(_frozen(frozen))
+                return None
+            if refusal is not None:
                 return None
             # Writing may have taken long. Nothing is sent after the deadline.
             if self._is_late():
@@ -331,7 +359,7 @@ class Course:
     async def _warn_when_late(self) -> None:
         if self._is_late():
             said = "the deadline is over, and the outcome is still not known"
-            await self._warn("DEADLINE_PASSED", said)
+            await self._warn(DEADLINE_PASSED, said)
 
     async def _warn(self, reason: str, message: str) -> None:
         """Once."""
@@ -431,9 +459,6 @@ class Course:
                 async with asyncio.timeout(pause_s):
                     await self._news.wait()
             self._news.clear()
-        if self._doubted:
-            self._doubted = False
-            await self._log.read_again()
 
 
 def _too_late(message: str) -> Failed:
@@ -448,6 +473,18 @@ def _nothing_to_send() -> Failed:
     message = "the gateway has lost what goes with the order; it was not sent"
     return Failed(
         error=OperationError("DATA_LOSS", "PAYLOAD_LOST", message, effect=FailureEffect.NONE)
+    )
+
+
+def _frozen(refused: EngineFrozen) -> Failed:
+    return Failed(
+        error=OperationError(
+            "FAILED_PRECONDITION",
+            refused.reason,
+            refused.message,
+            retryable=refused.retryable,
+            effect=FailureEffect.NONE,
+        )
     )
 
 

@@ -63,14 +63,17 @@ class Desk:
         return self._work is None or self._work.done()
 
     def offer(self, operations: Iterable[Operation], gone: Iterable[str] = ()) -> None:
-        """These are open, and those no longer are, as the ledger has just said."""
+        """These are as the ledger has just said, and those are no longer open."""
         if self._stopping:
             return
         for operation in operations:
-            self._open[operation.id] = operation
             course = self._courses.get(operation.id)
             if course is not None:
                 course[0].notice(operation)
+            elif operation.done:
+                self._open.pop(operation.id, None)
+                continue
+            self._open[operation.id] = operation
         for operation_id in gone:
             if operation_id not in self._courses:
                 self._open.pop(operation_id, None)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from app.clock import Clock
+from app.domain.errors import EngineFrozen
 from app.domain.operation import Operation
 from app.domain.transitions import Advanced, Fact, Refusal, Rejected, advance
 from app.ledger.errors import Superseded
@@ -80,6 +81,14 @@ class Logbook:
             raise LetGo
         self._operation = stored
 
+    async def is_over(self) -> bool:
+        """Whether somebody else has ended it. Beside a course that writes: what is read here may
+        be older by then than what this process knows, and is not put in its place."""
+        stored = await self._persist(lambda: self._ledger.operations.get(self._operation.id))
+        if stored is not None:
+            self.learn(stored)
+        return stored is None or stored.done
+
     async def payload(self) -> bytes | None:
         """What goes with the order; None: nothing does any more."""
         return await self._persist(lambda: self._ledger.payloads.get(self._operation.id))
@@ -92,7 +101,8 @@ class Logbook:
 
     async def take(self, fact: Fact) -> Refusal | None:
         """Write it down. None: it is written. Returns only when one or the other is certain; a
-        database that is away is waited for. Raises LetGo."""
+        database that is away is waited for. Raises LetGo; EngineFrozen where it may not be
+        dispatched now."""
         async with self._writing:
             # One moment for all attempts: it tells the own entry from another writer's.
             at = self._clock.now()
@@ -141,7 +151,7 @@ class Logbook:
         while True:
             try:
                 return await attempt()
-            except Superseded:
+            except (Superseded, EngineFrozen):
                 raise
             except Exception as error:
                 tries += 1

@@ -34,6 +34,7 @@ from app.operations.callers import Caller
 from app.operations.deadlines import Deadlines
 from app.operations.effects import effect_of
 from app.operations.fleet import REFRESH_WAIT_S, Fleet
+from app.operations.freezing import require_thawed
 from app.operations.runner import Runner
 
 T = TypeVar("T")
@@ -47,7 +48,8 @@ class OrderRequest:
 
     `key`: the caller's idempotency key; None only with `plan`. `fingerprint`: of the whole
     request. `revision_from_header`: the expected revision came as If-Match, so that a mismatch is
-    reported as such. `deadline_ms`: None means the default of the kind.
+    reported as such. `deadline_ms`: None means the default of the kind. `override_freeze`: the
+    caller may, and wants to, order it in a freeze.
     """
 
     engine_id: str
@@ -60,6 +62,7 @@ class OrderRequest:
     deadline_ms: int | None = None
     reason: str | None = None
     when_busy: Literal["refuse", "queue"] = "refuse"
+    override_freeze: bool = False
     request_id: str | None = None
     trace_id: str | None = None
     source: str | None = None
@@ -99,11 +102,12 @@ class Orders:
         """Take the order on. Nothing waits for the engine, but facts older than 2 s are read
         again first, for 300 ms at most.
 
-        Judged in this order: engine known, key replayed, offered by the engine, deadline,
-        revision, epoch and state, nothing else running. Raises UnknownEngine, IdempotencyKeyReused,
-        MissingIdempotencyKey, Unimplemented (QUEUE_NOT_OFFERED, UNSUPPORTED_OPERATION),
-        EngineUnreachable (it never answered, so nothing is known to judge by), InvalidArgument,
-        RevisionMismatch, FailedPrecondition and its leaves, EngineBusy. A refusal is audited.
+        Judged in this order: engine known, key replayed, not frozen, offered by the engine,
+        deadline, revision, epoch and state, nothing else running. Raises UnknownEngine,
+        IdempotencyKeyReused, MissingIdempotencyKey, EngineFrozen, Unimplemented
+        (QUEUE_NOT_OFFERED, UNSUPPORTED_OPERATION), EngineUnreachable (it never answered, so
+        nothing is known to judge by), InvalidArgument, RevisionMismatch, FailedPrecondition and
+        its leaves, EngineBusy. A refusal is audited.
         """
         # A client that goes away between the commit and the runner must not leave an order lying.
         return await self._to_the_end(self._submit(request))
@@ -115,7 +119,7 @@ class Orders:
         release_epoch, instance_id, facts_observed_at, running_operation, deadline_ms, load}`.
         Raises as `submit`.
         """
-        await self._fleet.engine(request.engine_id)
+        self._require_thawed(await self._fleet.engine(request.engine_id), request)
         judged = await self._judge(request)
         running = judged.engine.running_operation
         if request.command.kind.exclusive and running is not None:
@@ -175,7 +179,7 @@ class Orders:
         async with refusals_audited(
             self._ledger, self._clock, kind.value, caller, engine_id=request.engine_id
         ):
-            await self._fleet.engine(request.engine_id)
+            engine = await self._fleet.engine(request.engine_id)
             if request.key is None:
                 raise MissingIdempotencyKey("an order needs an idempotency key")
             key = check_key(request.key)
@@ -183,6 +187,7 @@ class Orders:
             if earlier is not None:
                 return Accepted(earlier, fresh=False)
             try:
+                self._require_thawed(engine, request)
                 judged = await self._judge(request)
             except LedgerUnavailable:
                 raise
@@ -209,6 +214,7 @@ class Orders:
                 expected_revision=request.expected_revision,
                 deadline_at=now + timedelta(milliseconds=judged.deadline_ms),
                 trace_id=request.trace_id,
+                override_freeze=request.override_freeze,
             )
             accepted = await self._ledger.operations.accept(
                 operation,
@@ -221,11 +227,15 @@ class Orders:
                     caller,
                     engine_id=request.engine_id,
                     operation_id=operation.id,
+                    detail={"override_freeze": True} if request.override_freeze else {},
                 ),
             )
         if accepted.fresh:
             self._runner.take(accepted.operation)
         return accepted
+
+    def _require_thawed(self, engine: Engine, request: OrderRequest) -> None:
+        require_thawed(engine, self._clock.now(), override=request.override_freeze)
 
     async def _judge(self, request: OrderRequest) -> _Judged:
         if request.when_busy == "queue":

@@ -82,7 +82,7 @@ def scripted() -> Iterator[Gateway]:
             with suppress(ConnectionError):  # a client may have enough before all is sent
                 self.wfile.write(sent)
 
-        do_GET = do_POST = do_DELETE = _handle  # noqa: N815 - names that http.server calls
+        do_GET = do_POST = do_PUT = do_DELETE = _handle  # noqa: N815 - names that http.server calls
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

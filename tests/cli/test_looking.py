@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.cli.conftest import Run
-from tests.cli.scripted import Answer, Gateway, Seen, event, operation, stream
+from tests.cli.scripted import Answer, Gateway, Seen, event, operation, problem, stream
 
 ENGINE: dict[str, Any] = {
     "id": "torch-0",
@@ -18,7 +19,13 @@ ENGINE: dict[str, Any] = {
     "facts": {"admission": "paused", "pause": {"mode": "drain", "epoch": 3}},
     "running_operation": None,
 }
-UNREAD = ENGINE | {"id": "new", "facts": None, "revision": None, "health": {"state": "unknown"}}
+UNREAD = ENGINE | {
+    "id": "new",
+    "facts": None,
+    "revision": None,
+    "health": {"state": "unknown"},
+    "frozen": {"reason": "holidays", "until": "2026-03-01T12:00:00Z"},
+}
 
 
 class TestEngines:
@@ -28,9 +35,9 @@ class TestEngines:
         ran = at("engines", "list", "--label", "tier=gold")
         assert ran.code == 0
         assert [line.split() for line in ran.out.splitlines()] == [
-            ["ENGINE", "DIALECT", "HEALTH", "ADMISSION", "PAUSE", "REVISION", "RUNNING"],
-            ["torch-0", "openengine", "serving", "paused", "drain", "epoch", "3", "r7", "-"],
-            ["new", "openengine", "unknown", "-", "-", "-", "-"],
+            ["ENGINE", "DIALECT", "HEALTH", "ADMISSION", "PAUSE", "REVISION", "RUNNING", "FROZEN"],
+            ["torch-0", "openengine", "serving", "paused", "drain", "epoch", "3", "r7", "-", "-"],
+            ["new", "openengine", "unknown", "-", "-", "-", "-", "2026-03-01T12:00:00Z"],
         ]
         assert gateway.seen[0].path == "/v1/engines?label=tier%3Dgold"
         assert "page_token=more" in gateway.seen[1].path
@@ -64,8 +71,70 @@ class TestEngines:
         (member,) = gateway.seen[0].body["members"]
         assert member == {"rank": 0, "admin": "unix:/run/engine", "control": "unix:/run/engine"}
 
+    def test_freezing_and_thawing(self, at: Run, gateway: Gateway) -> None:
+        frozen = ENGINE | {"frozen": {"reason": "holidays", "until": "2026-03-01T12:00:00Z"}}
+        gateway.then(Answer(200, frozen)).then(Answer(200, frozen)).then(Answer(204))
+        moment = "2026-03-01T12:00:00Z"
+        ran = at("engines", "freeze", "torch-0", "--reason", "holidays", "--until", moment)
+        assert (ran.code, ran.out) == (0, "torch-0  frozen until 2026-03-01T12:00:00Z\n")
+        before = datetime.now(UTC)
+        ran = at("engines", "freeze", "torch-0", "--reason", "x", "--minutes", "90", "--json")
+        assert json.loads(ran.out) == frozen
+        ran = at("engines", "thaw", "torch-0", "--reason", "back early")
+        assert (ran.code, ran.out) == (0, "torch-0  thawed\n")
+        put, again, thaw = gateway.seen
+        assert (put.method, put.path) == ("PUT", "/v1/engines/torch-0/freeze")
+        assert put.body == {"reason": "holidays", "until": moment}
+        until = datetime.fromisoformat(again.body["until"])
+        assert before <= until - timedelta(minutes=90) <= datetime.now(UTC)
+        assert (thaw.method, thaw.path) == (
+            "DELETE",
+            "/v1/engines/torch-0/freeze?reason=back+early",
+        )
+
+    def test_a_freeze_says_when_it_ends(self, at: Run, gateway: Gateway) -> None:
+        assert at("engines", "freeze", "torch-0", "--reason", "x").code == 2
+        both = ("--until", "2026-03-01T12:00:00Z", "--minutes", "1")
+        assert at("engines", "freeze", "torch-0", "--reason", "x", *both).code == 2
+        assert gateway.seen == []
+
+    def test_a_thaw_that_is_refused(self, at: Run, gateway: Gateway) -> None:
+        gateway.then(problem(404, title="No such engine", reason="ENGINE_NOT_FOUND"))
+        ran = at("engines", "thaw", "torch-0")
+        assert (ran.code, "ENGINE_NOT_FOUND" in ran.err) == (6, True)
+
 
 class TestOperations:
+    def test_settling(self, at: Run, gateway: Gateway) -> None:
+        """The code says that it is settled, not what was stated."""
+        failed = operation("failed", verification="settled")
+        gateway.then(Answer(200, failed))
+        given = ("ops", "settle", "op-1", "--outcome", "failed", "--reason", "I looked")
+        ran = at(*given)
+        assert ran.code == 0
+        assert "settled" in ran.out
+        assert json.loads(at(*given, "--message", "it burnt", "--json").out) == failed
+        first, second = gateway.seen
+        assert (first.method, first.path) == ("POST", "/v1/operations/op-1/settle")
+        assert first.body == {"outcome": "failed", "reason": "I looked"}
+        assert second.body == {**first.body, "message": "it burnt"}
+        assert "idempotency-key" not in first.headers
+
+    def test_what_is_stated_is_an_end_and_has_a_reason(self, at: Run, gateway: Gateway) -> None:
+        assert at("ops", "settle", "op-1", "--outcome", "failed").code == 2
+        assert at("ops", "settle", "op-1", "--reason", "x", "--outcome", "running").code == 2
+        assert gateway.seen == []
+
+    def test_an_outcome_that_is_not_in_doubt(self, at: Run, gateway: Gateway) -> None:
+        gateway.then(problem(409, title="The outcome is not in doubt", reason="NOT_RECONCILING"))
+        ran = at("ops", "settle", "op-1", "--reason", "x", "--outcome", "failed")
+        assert (ran.code, "NOT_RECONCILING" in ran.err) == (6, True)
+
+    def test_what_is_stuck_can_be_listed(self, at: Run, gateway: Gateway) -> None:
+        gateway.then(Answer(200, {"items": [operation("reconciling")], "next_page_token": None}))
+        assert "reconciling" in at("ops", "list", "--state", "reconciling").out
+        assert gateway.seen[0].path == "/v1/operations?state=reconciling&page_size=50"
+
     def test_no_more_pages_are_read_than_are_wanted(self, at: Run, gateway: Gateway) -> None:
         items = [operation("succeeded", id=f"op-{n}") for n in range(3)]
         gateway.then(Answer(200, {"items": items, "next_page_token": "more"}))

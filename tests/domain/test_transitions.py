@@ -71,7 +71,7 @@ SAMPLES: tuple[Fact, ...] = (
     Completed(result={"changed": True}, revision=8),
     Failed(error=LOST, revision=8),
     Cancelled(message="as asked", revision=8),
-    Settled(end=OperationState.FAILED, by="ada", message="seen by eye"),
+    Settled(end=OperationState.FAILED, by="ada", reason="seen by eye"),
 )
 
 # Rows: facts. Columns: the state it is told in. A dot: out of order.
@@ -152,7 +152,7 @@ class TestTheTable:
 
     @pytest.mark.parametrize("end", [s for s in OperationState if not s.terminal])
     def test_a_person_can_only_settle_with_an_end(self, end: OperationState) -> None:
-        settled = Settled(end=end, by="ada", message="")
+        settled = Settled(end=end, by="ada", reason="")
         outcome = advance(in_state(OperationState.RECONCILING), settled, LATER)
         assert outcome == Rejected(Refusal.OUT_OF_ORDER)
 
@@ -361,14 +361,23 @@ class TestWhatAFactLeavesBehind:
 
     @pytest.mark.parametrize("end", [s for s in OperationState if s.terminal])
     def test_a_settled_end_is_marked_as_a_persons_word(self, end: OperationState) -> None:
-        fact = Settled(end=end, by="ada", message="seen by eye")
+        fact = Settled(end=end, by="ada", reason="seen by eye")
         outcome = taken(in_state(OperationState.RECONCILING), fact)
         after = outcome.operation
         assert (after.state, after.verification) == (end, Verification.SETTLED)
         assert (after.error is not None) is (end is OperationState.FAILED)
         assert outcome.event is not None
         assert outcome.event.type == "settled"
-        assert outcome.event.data == {"state": end.value, "by": "ada", "message": "seen by eye"}
+        told = {"state": end.value, "by": "ada", "reason": "seen by eye", "message": ""}
+        assert outcome.event.data == told
+
+    def test_a_settled_failure_says_what_was_stated_of_it(self) -> None:
+        for message, said in (("", "seen by eye"), ("the rank is gone", "the rank is gone")):
+            fact = Settled(
+                end=OperationState.FAILED, by="ada", reason="seen by eye", message=message
+            )
+            error = taken(in_state(OperationState.RECONCILING), fact).operation.error
+            assert error == OperationError("UNKNOWN", "SETTLED", said)
 
 
 class LifeOfAnOperation(RuleBasedStateMachine):

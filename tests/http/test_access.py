@@ -37,6 +37,8 @@ NEEDS = {
     ("GET", "/v1/engines/{engine}"): "admin:read",
     ("PATCH", "/v1/engines/{engine}"): "admin:engines",
     ("DELETE", "/v1/engines/{engine}"): "admin:engines",
+    ("PUT", "/v1/engines/{engine}/freeze"): "admin:engines",
+    ("DELETE", "/v1/engines/{engine}/freeze"): "admin:engines",
     ("GET", "/v1/engines/{engine}/capabilities"): "admin:read",
     ("GET", "/v1/engines/{engine}/info"): "admin:read",
     ("GET", "/v1/engines/{engine}/models"): "admin:read",
@@ -65,6 +67,7 @@ NEEDS = {
     ("GET", "/v1/operations/{operation}/events"): "admin:read",
     ("GET", "/v1/events"): "admin:read",
     ("POST", "/v1/operations/{operation}/cancel"): "admin:cancel",
+    ("POST", "/v1/operations/{operation}/settle"): "admin:settle",
     ("GET", "/v1/audit"): "admin:audit",
     ("GET", "/v1/me"): "",  # any admin scope
     ("GET", "/metrics"): "admin:read",

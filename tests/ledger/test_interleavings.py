@@ -55,7 +55,7 @@ FACTS: list[Fact] = [
     Completed(result={}),
     Failed(error=OperationError("INTERNAL", "F", "f")),
     Cancelled(message="c"),
-    Settled(end=OperationState.SUCCEEDED, by="alice", message="s"),
+    Settled(end=OperationState.SUCCEEDED, by="alice", reason="s"),
 ]
 
 

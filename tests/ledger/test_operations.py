@@ -121,7 +121,7 @@ async def test_a_settled_operation_frees_the_slot(ledger: Ledger) -> None:
     with pytest.raises(EngineBusy) as busy:
         await accept(ledger, order())
     assert busy.value.operation_id == now.id, "an unknown outcome holds the slot"
-    await record(ledger, now, Settled(end=OperationState.FAILED, by="alice", message="looked"))
+    await record(ledger, now, Settled(end=OperationState.FAILED, by="alice", reason="looked"))
     await accept(ledger, order())
     await check_invariants(ledger)
 

@@ -20,9 +20,16 @@ from app.domain.errors import (
     IdempotencyKeyReused,
     UnknownEngine,
 )
-from app.domain.kinds import OperationKind
+from app.domain.kinds import OperationKind, OperationState
 from app.domain.operation import Operation, OperationError, Progress
-from app.domain.transitions import Completed, Dispatched, Failed, Progressed
+from app.domain.transitions import (
+    Completed,
+    Dispatched,
+    Failed,
+    OutcomeUnknown,
+    Progressed,
+    Settled,
+)
 from app.ledger import Ledger
 from app.ledger.errors import Superseded
 from app.ledger.values import Accepted, AuditFilter, Lease
@@ -275,6 +282,42 @@ async def test_a_successor_waits_for_the_write_of_its_predecessor(
             assert stored == written
             now = written
         clock.advance(seconds=10)
+
+
+async def test_a_persons_word_and_the_engines_late_answer_have_one_winner(
+    gateways: list[Ledger],
+) -> None:
+    """And two persons who say different things. What the losers were about to write is nowhere,
+    neither in the stream nor in the audit."""
+    await with_engine(gateways[0])
+    for number in range(30):
+        now = await record(gateways[0], await accept(gateways[0], order()), Dispatched())
+        now = await record(gateways[0], now, OutcomeUnknown(message="no reply"))
+        attempts = [
+            (Settled(end=OperationState.FAILED, by="alice", reason="looked"), "alice"),
+            (Completed(result={"changed": True}), "engine"),
+            (Settled(end=OperationState.CANCELLED, by="bob", reason="heard"), "bob"),
+        ]
+        turned = attempts[number % 3 :] + attempts[: number % 3]
+        done, refusals = await outcomes(
+            gateway.operations.record(
+                now,
+                step(now, fact),
+                asked=entry("settle", note=who),
+                audit=entry("pause", "ended", operation_id=now.id),
+            )
+            for gateway, (fact, who) in zip(in_turn(gateways, 3), turned, strict=True)
+        )
+        assert [type(refusal) for refusal in refusals] == [Superseded, Superseded]
+        (ended,) = done
+        assert await gateways[-1].operations.get(now.id) == ended
+        ends = [stored.event.type for stored in await gateways[0].events.of_operation(now.id)][3:]
+        assert ends == ["completed" if ended.state is OperationState.SUCCEEDED else "settled"]
+        rows = (await gateways[0].audit.page(AuditFilter(operation_id=now.id))).items
+        assert [row.entry.outcome for row in rows] == ["ended"]
+    await check_invariants(gateways[0])
+    asked = (await gateways[0].audit.page(AuditFilter(action="settle"), size=100)).items
+    assert len(asked) == 30
 
 
 async def test_many_writers_lose_nothing(gateways: list[Ledger]) -> None:

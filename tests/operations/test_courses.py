@@ -360,7 +360,7 @@ class TestParticularWeather:
             backend.finds = ["silent"] * 10_000
             operation = await world.gateway.give(DRAIN, engine_id)
             open_one = await world.gateway.until(operation, OperationState.RECONCILING)
-            fact = Settled(end=OperationState.FAILED, by="ada", message="seen by eye")
+            fact = Settled(end=OperationState.FAILED, by="ada", reason="seen by eye")
             step = advance(open_one, fact, world.gateway.clock.now())
             assert isinstance(step, Advanced)
             await world.gateway.ledger.operations.record(open_one, step)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from app.domain.engine import Dialect, Engine, HealthState, Registration
 from app.domain.facts import EngineFacts
+from app.domain.freezes import Freeze
 from app.domain.kinds import (
     Admission,
     EngineRole,
@@ -18,6 +19,7 @@ from app.domain.kinds import (
     RevisionSource,
     WeightsState,
 )
+from app.http.documents.actor import ActorDocument
 
 
 class MemberDocument(BaseModel):
@@ -114,6 +116,24 @@ class FactsDocument(BaseModel):
         )
 
 
+class FreezeDocument(BaseModel):
+    """For a time the engine takes no new orders."""
+
+    reason: str
+    until: datetime
+    since: datetime
+    by: ActorDocument
+
+    @classmethod
+    def of(cls, freeze: Freeze) -> FreezeDocument:
+        return cls(
+            reason=freeze.reason,
+            until=freeze.until,
+            since=freeze.since,
+            by=ActorDocument.of(freeze.by),
+        )
+
+
 class EngineDocument(BaseModel):
     id: str
     dialect: Dialect
@@ -126,7 +146,7 @@ class EngineDocument(BaseModel):
     health: HealthDocument
     facts: FactsDocument | None
     running_operation: str | None
-    frozen: None = Field(None, description="Reserved")
+    frozen: FreezeDocument | None = Field(description="The freeze in force")
     created_at: datetime
     updated_at: datetime
 
@@ -141,7 +161,7 @@ class EngineDocument(BaseModel):
             health=HealthDocument(state=observed.health, observed_at=observed.observed_at),
             facts=None if facts is None else FactsDocument.of(facts),
             running_operation=engine.running_operation,
-            frozen=None,
+            frozen=None if engine.freeze is None else FreezeDocument.of(engine.freeze),
         )
 
 

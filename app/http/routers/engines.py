@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from app.domain.engine import Engine, HealthState
 from app.domain.kinds import EngineRole
-from app.http.bodies import ChangeEngineBody, RegisterEngineBody
+from app.http.bodies import ChangeEngineBody, FreezeBody, RegisterEngineBody
 from app.http.documents.engine import EngineDocument, EnginePage
 from app.http.paging import PageSize, PageToken, clamp, next_link, text_of, token_of
 from app.http.preconditions import expected_generation, revision_tag
@@ -36,6 +36,8 @@ Generation = Annotated[
     str | None,
     Header(alias="If-Match", description='`"g3"`: the `generation` that the change builds on'),
 ]
+
+Why = Annotated[str | None, Query(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 
 
 def _label(text: str) -> str:
@@ -139,13 +141,34 @@ async def remove_engine(
     request: Request,
     engine: VisibleEngine,
     if_match: Generation = None,
-    reason: Annotated[
-        str | None, Query(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
-    ] = None,
+    reason: Why = None,
 ) -> Response:
     """Take it off the register. Its history stays and its id is not used again."""
     expected = expected_generation(one_header(request, "if-match"))
     await house.fleet.remove(engine.id, expected, caller_of(request, who, reason))
+    return Response(status_code=204)
+
+
+@router.put("/{engine}/freeze", response_model=EngineDocument, responses=problems(404, 413, 415))
+async def freeze_engine(
+    who: MayManageEngines, house: House, request: Request, engine: VisibleEngine, body: FreezeBody
+) -> Response:
+    """Until then it takes no new orders (409 `ENGINE_FROZEN`), but those that override it. What
+    runs goes on. Replaces an earlier freeze."""
+    caller = caller_of(request, who, body.reason)
+    return _engine_reply(await house.freezes.freeze(engine.id, body.reason, body.until, caller))
+
+
+@router.delete("/{engine}/freeze", status_code=204, responses=problems(404))
+async def thaw_engine(
+    who: MayManageEngines,
+    house: House,
+    request: Request,
+    engine: VisibleEngine,
+    reason: Why = None,
+) -> Response:
+    """It takes orders again. Harmless where it is not frozen."""
+    await house.freezes.thaw(engine.id, caller_of(request, who, reason))
     return Response(status_code=204)
 
 

@@ -19,6 +19,7 @@ MayReconfigure = Annotated[Principal, Requires(Scope.RECONFIGURE)]
 MayProfile = Annotated[Principal, Requires(Scope.PROFILE)]
 MayAbort = Annotated[Principal, Requires(Scope.ABORT)]
 MayCancel = Annotated[Principal, Requires(Scope.CANCEL)]
+MaySettle = Annotated[Principal, Requires(Scope.SETTLE, person=True)]
 MayAudit = Annotated[Principal, Requires(Scope.AUDIT)]
 MayAdminister = Annotated[Principal, Requires()]
 """Any admin scope will do."""

@@ -14,7 +14,7 @@ from app.domain.kinds import OperationKind, OperationState
 from app.domain.operation import Operation
 from app.domain.scopes import Scope
 from app.http import csv_export
-from app.http.bodies import CancelBody
+from app.http.bodies import CancelBody, SettleBody
 from app.http.calls import PreferHeader, awaited
 from app.http.documents.operation import OperationDocument, OperationPage
 from app.http.moments import Since
@@ -25,7 +25,7 @@ from app.http.records import caller_of
 from app.http.replies import operation_reply, problems, reply
 from app.http.rooms import House
 from app.http.route import EdgeRoute
-from app.http.routers.needs import MayCancel, MayRead
+from app.http.routers.needs import MayCancel, MayRead, MaySettle
 from app.ledger.values import OperationFilter
 
 router = APIRouter(
@@ -139,11 +139,27 @@ async def cancel(
 ) -> Response:
     """Ask for it to be cancelled. Takes the scope of its kind as well. Best effort: its end comes
     as any other end does."""
-    await _need_of(operation).admit(request)
+    await _need_of(Scope.CANCEL, operation).admit(request)
     note = None if body is None else body.reason
     cancelled = await house.orders.cancel(operation.id, caller_of(request, who, note))
     return operation_reply(cancelled, accepted=True)
 
 
-def _need_of(operation: Operation) -> Need:
-    return Need((Scope.CANCEL, operation.kind.scope))
+@router.post(
+    "/{operation}/settle",
+    response_model=OperationDocument,
+    responses=problems(404, 409, 413, 415),
+)
+async def settle(
+    who: MaySettle, house: House, request: Request, operation: KnownOperation, body: SettleBody
+) -> Response:
+    """State the end of an operation that is `reconciling`. Takes the scope of its kind as well,
+    and a person's token. It frees the engine's slot; nothing is asked of the engine."""
+    await _need_of(Scope.SETTLE, operation).admit(request)
+    caller = caller_of(request, who, body.reason)
+    settled = await house.settlements.settle(operation.id, body.statement(), caller)
+    return operation_reply(settled, accepted=False)
+
+
+def _need_of(scope: Scope, operation: Operation) -> Need:
+    return Need((scope, operation.kind.scope))
