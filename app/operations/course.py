@@ -34,7 +34,7 @@ from app.clock import Clock
 from app.domain.commands import command_of
 from app.domain.errors import ChadburnError, EngineFault, EngineFrozen, UnknownEngine
 from app.domain.facts import EngineFacts
-from app.domain.kinds import FailureEffect, OperationState
+from app.domain.kinds import OperationState
 from app.domain.operation import (
     DEADLINE_PASSED,
     Operation,
@@ -58,6 +58,7 @@ from app.operations.fleet import FRESH_FOR, Fleet
 from app.operations.logbook import Logbook
 from app.operations.pace import Pace
 from app.operations.stage_sending import StageSender, session_id_of
+from app.operations.unsent import frozen, not_sent, nothing_to_send, too_late
 
 log = logging.getLogger(__name__)
 
@@ -150,13 +151,13 @@ class Course:
         attempt = 0
         while not self._ended():
             if self._is_late():
-                await self._log.take(_too_late("the engine could not be reached in time"))
+                await self._log.take(too_late("the engine could not be reached in time"))
                 return None
             try:
                 backend = await self._fleet.backend(self.operation.engine_id)
                 facts = await self._facts()
             except (EngineFault, UnknownEngine) as useless:
-                await self._log.take(_not_sent(useless))
+                await self._log.take(not_sent(useless))
                 return None
             except (ChadburnError, EngineSilent) as away:
                 # Not sent, so nothing is lost by waiting; it can be cancelled meanwhile.
@@ -166,14 +167,14 @@ class Course:
                 continue
             try:
                 refusal = await self._log.take(Dispatched(instance_id=facts.instance_id))
-            except EngineFrozen as frozen:
-                await self._log.take(_frozen(frozen))
+            except EngineFrozen as refused:
+                await self._log.take(frozen(refused))
                 return None
             if refusal is not None:
                 return None
             # Writing may have taken long. Nothing is sent after the deadline.
             if self._is_late():
-                await self._log.take(_too_late("its deadline was over before it was sent"))
+                await self._log.take(too_late("its deadline was over before it was sent"))
                 return None
             return backend
         return None
@@ -197,7 +198,7 @@ class Course:
         except ValueError as error:
             log.error("operation %s can't be sent: %s", self.operation.id, error)
             if first:
-                await self._end(_nothing_to_send())
+                await self._end(nothing_to_send())
                 return None
             return "what went with the order is no longer there"
         try:
@@ -209,7 +210,7 @@ class Course:
             return "the engine's reply has no end"
         except NotSent:
             if first:
-                await self._end(_too_late("its deadline was over before it was sent"))
+                await self._end(too_late("its deadline was over before it was sent"))
                 return None
             return "its deadline was over before it was sent once more"
         except EngineRefused as refused:
@@ -353,7 +354,7 @@ class Course:
         if self._refused is not None:
             return Failed(error=self._refused)
         if self._is_late():
-            return _too_late("it had not reached the engine when its deadline was over")
+            return too_late("it had not reached the engine when its deadline was over")
         return None
 
     async def _warn_when_late(self) -> None:
@@ -459,37 +460,3 @@ class Course:
                 async with asyncio.timeout(pause_s):
                     await self._news.wait()
             self._news.clear()
-
-
-def _too_late(message: str) -> Failed:
-    return Failed(
-        error=OperationError(
-            "DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", message, effect=FailureEffect.NONE
-        )
-    )
-
-
-def _nothing_to_send() -> Failed:
-    message = "the gateway has lost what goes with the order; it was not sent"
-    return Failed(
-        error=OperationError("DATA_LOSS", "PAYLOAD_LOST", message, effect=FailureEffect.NONE)
-    )
-
-
-def _frozen(refused: EngineFrozen) -> Failed:
-    return Failed(
-        error=OperationError(
-            "FAILED_PRECONDITION",
-            refused.reason,
-            refused.message,
-            retryable=refused.retryable,
-            effect=FailureEffect.NONE,
-        )
-    )
-
-
-def _not_sent(error: ChadburnError) -> Failed:
-    code = "UNAUTHENTICATED" if error.reason == "ENGINE_AUTH_REFUSED" else "UNAVAILABLE"
-    return Failed(
-        error=OperationError(code, error.reason, error.message, effect=FailureEffect.NONE)
-    )

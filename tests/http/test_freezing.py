@@ -36,6 +36,9 @@ async def frozen(gate: Gateway) -> dict[str, Any]:
 async def test_a_frozen_engine_takes_no_orders(gate: Gateway) -> None:
     gate.engine.go.clear()
     running = (await gate.order("pause", {"mode": "drain"})).json()["id"]
+    async with asyncio.timeout(20):
+        while not gate.engine.calls["Pause"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
     window = await frozen(gate)
     assert (await gate.get("/v1/engines/e1")).json()["frozen"] == window
     (listed,) = (await gate.get("/v1/engines")).json()["items"]
@@ -53,10 +56,7 @@ async def test_a_frozen_engine_takes_no_orders(gate: Gateway) -> None:
         assert 3500 < int(answer.headers["retry-after"]) <= 3601
     # What runs goes on, can be read, and cancelled.
     assert (await gate.get("/v1/engines/e1/load")).status_code == 200
-    async with asyncio.timeout(20):
-        path = f"/v1/operations/{running}"
-        while (await gate.get(path)).json()["started_at"] is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    path = f"/v1/operations/{running}"
     cancelled = await gate.http.post(f"{path}/cancel", headers=gate.auth())
     assert cancelled.status_code == 202
     assert (await gate.get(path, Prefer="wait=20")).json()["state"] == "cancelled"

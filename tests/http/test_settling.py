@@ -215,8 +215,8 @@ async def test_who_stated_what_and_why_stands_in_the_audit(gate: Gateway) -> Non
         ("flush_caches", "failed", "SETTLED", None),
         ("settle", "refused", "OPERATION_ENDED", FAILED["reason"]),
     ]
-    who = [row["principal"]["subject"] for row in rows]
-    assert who[1:] == ["console", "ada", "ada", "grace", "ada"]
+    who = [row["principal"]["subject"] for row in rows[1:]]
+    assert who == ["console", "ada", "ada", "grace", "ada"]
     # Who is no person is turned away before it is looked up what they speak of.
     assert [row["operation"] for row in rows[1:]] == [None, *[operation_id] * 4]
     assert rows[3]["detail"] == {"outcome": "failed", "message": ""}
