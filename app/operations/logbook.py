@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+# An engine may be away for hours; the database is everybody's, and when it is back an end that is
+# known already is not to wait any longer to be told.
+_LONGEST_PAUSE_S = 2.0
+
 
 class LetGo(Exception):
     """The lease is gone: somebody else drives the engine, and nothing more may be written."""
@@ -156,4 +160,4 @@ class Logbook:
             except Exception as error:
                 tries += 1
                 log.warning("operation %s: the ledger failed: %r", self._operation.id, error)
-                await asyncio.sleep(self._backoff.pause_s(tries))
+                await asyncio.sleep(min(self._backoff.pause_s(tries), _LONGEST_PAUSE_S))
