@@ -267,9 +267,11 @@ class TwoPhase:
         return tuple(lost)
 
     def _effect(self, lost: tuple[int, ...]) -> FailureEffect:
-        if lost:
-            return FailureEffect.APPLIED_IN_PART
-        return FailureEffect.ROLLED_BACK if self.committing else FailureEffect.NONE
+        """A preparation changes nothing that serves: a rank that is lost in it has applied nothing,
+        however the rank itself is."""
+        if not self.committing:
+            return FailureEffect.NONE
+        return FailureEffect.APPLIED_IN_PART if lost else FailureEffect.ROLLED_BACK
 
     def _error(
         self, faults: dict[int, RuntimeFault], lost: tuple[int, ...], late: Iterable[int] = ()

@@ -168,8 +168,10 @@ def status_of(error: ChadburnError) -> status_pb2.Status:
 
 
 def status_of_refusal(refused: RequestRefused) -> status_pb2.Status:
-    """A request the runtime will not serve; the reason is the name of its ErrorCode."""
-    code = _CODE_OF_REFUSAL.get(refused.code, code_pb2.INTERNAL)
+    """A request the runtime will not serve; the reason is the name of its ErrorCode. There is none
+    for an engine that lost its ranks and has them back soon, but the status says it."""
+    unknown = code_pb2.UNAVAILABLE if refused.retryable else code_pb2.INTERNAL
+    code = _CODE_OF_REFUSAL.get(refused.code, unknown)
     reason = "INTERNAL"
     if refused.code in _CODE_OF_REFUSAL:
         reason = _E.Name(_E.ValueType(refused.code)).removeprefix("ERROR_CODE_")

@@ -45,7 +45,8 @@ SaidWords = Annotated[
         pattern=r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f][^\x00-\x08\x0b-\x1f\x7f-\x9f]*$",
     ),
 ]
-EngineId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+ENGINE_ID = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+EngineId = Annotated[str, StringConstraints(pattern=ENGINE_ID)]
 Address = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=_PLAIN)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=_PLAIN)]
 LabelKey = Annotated[

@@ -5,6 +5,8 @@ The use cases write down what they accept, refuse and end. Here is what never re
 
 from __future__ import annotations
 
+import re
+
 from starlette.requests import Request
 
 from app.auth.principal import Principal
@@ -12,6 +14,7 @@ from app.auth.tokens.errors import PermissionDenied, TokenRefused
 from app.clock import Clock
 from app.domain.errors import ChadburnError, Unavailable
 from app.domain.operation import Actor, JsonObject
+from app.http.bodies import ENGINE_ID
 from app.http.rooms import Rooms, rooms_of
 from app.ledger.ledger import Ledger
 from app.ledger.values import AuditEntry
@@ -20,6 +23,7 @@ from app.observability.refused_callers import RefusedCallers
 from app.operations.callers import Caller
 
 _READING = frozenset({"GET", "HEAD"})
+_ID = re.compile(ENGINE_ID)
 _log = logger("chadburn.audit")
 
 
@@ -99,6 +103,16 @@ def _is_handed_over(request: Request) -> bool:
     return bool(getattr(request.state, "handed_over", False))
 
 
+def _engine_named(request: Request) -> str | None:
+    """The engine, or what the path calls one: who was refused before it was looked up may well have
+    meant one that is there."""
+    engine = getattr(request.state, "engine", None)
+    if engine is not None:
+        return str(engine.id)
+    named = request.path_params.get("engine", "")
+    return named if _ID.fullmatch(named) else None
+
+
 def _entry(
     request: Request,
     clock: Clock,
@@ -109,14 +123,13 @@ def _entry(
     detail: JsonObject,
 ) -> AuditEntry:
     ids = request.state.ids
-    engine = getattr(request.state, "engine", None)
     operation = getattr(request.state, "operation", None)
     return AuditEntry(
         at=clock.now(),
         action=getattr(request.scope.get("route"), "name", "unmatched"),
         outcome=outcome,
         actor=None if who is None else actor_of(who),
-        engine_id=None if engine is None else engine.id,
+        engine_id=_engine_named(request),
         operation_id=None if operation is None else operation.id,
         reason=reason,
         request_id=ids.request_id,

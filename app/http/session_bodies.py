@@ -28,7 +28,7 @@ from app.domain.weight_sessions import (
     Transfer,
 )
 from app.http.bodies import BIGGEST, Address, Body, Count, Words, sequence
-from app.http.tensor_bodies import GroupRank, Path, TensorName, TensorSpecBody
+from app.http.tensor_bodies import ONE_LINE, GroupRank, Path, TensorName, TensorSpecBody
 
 SessionId = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,128}$")]
 Positive = Annotated[int, Field(ge=1, le=BIGGEST)]
@@ -48,7 +48,7 @@ class NcclTransferBody(Body):
     )
     rank_offset: GroupRank = Field(description="Of the engine's rank 0.")
     backend: Annotated[CollectiveBackend, Field(strict=False)] = CollectiveBackend.NCCL
-    group: Annotated[str, StringConstraints(max_length=512)] = ""
+    group: Annotated[str, StringConstraints(max_length=512, pattern=ONE_LINE)] = ""
     source_rank: GroupRank = Field(0, description="The one that sends.")
 
     def transfer(self) -> NcclTransfer:

@@ -152,6 +152,20 @@ async def test_ranks_that_cannot_be_rolled_back_take_the_engine_out_of_service(
     assert seen.reason == "WEIGHTS_NOT_VALID"
 
 
+async def test_a_rank_that_is_lost_in_the_preparation_has_applied_nothing(
+    client: Client, double: EngineDouble
+) -> None:
+    double.engine.script("prepare", fault, 1)
+    double.engine.script("rollback", fault, 1)
+    events = await client.order(client.pause("keep"))
+    assert_whole(events)
+    failed = events[-1].failed
+    assert (list(failed.ranks), failed.effect) == ([1], pb.FAILURE_EFFECT_NONE)
+    # It is not known to be as before, all the same.
+    assert (await client.profile()).state.weights.state == pb.WEIGHTS_STATE_INCONSISTENT
+    assert (await client.generate().refused()).reason == "OUT_OF_SERVICE"
+
+
 async def test_ranks_started_anew_have_nothing_of_what_could_not_be_undone(
     client: Client, double: EngineDouble
 ) -> None:

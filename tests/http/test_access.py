@@ -231,6 +231,18 @@ async def test_scope_is_checked_before_anything_is_looked_up_or_parsed(gate: Gat
     assert (await gate.http.post(unknown, headers=reader)).status_code == 403
 
 
+async def test_the_audit_names_the_engine_that_a_denied_call_was_for(gate: Gateway) -> None:
+    """Though nobody has looked whether it is there; what can't be an id is no name either."""
+    for engine in ("e1", "none", "No~Id"):
+        await gate.http.post(f"/v1/engines/{engine}/pause", json={}, headers=gate.auth(Scope.READ))
+    rows = (await gate.get("/v1/audit?action=pause")).json()["items"]
+    assert [(row["outcome"], row["engine"]) for row in rows] == [
+        ("denied", None),
+        ("denied", "none"),
+        ("denied", "e1"),
+    ]
+
+
 async def test_the_engine_is_looked_up_before_the_body_is_judged(gate: Gateway) -> None:
     for engine, status in (("none", 404), ("e1", 400)):
         answer = await gate.http.post(

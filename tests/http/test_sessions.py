@@ -137,6 +137,7 @@ async def test_what_is_refused_reaches_no_engine(full: Full) -> None:
         (stage(chunk={"index": 0, "nccl": {"tensors": [W]}}), 422, "INVALID_ARGUMENT"),
         (stage(chunk={"index": 0, "ipc": IPC}), 501, "UNSUPPORTED_OPERATION"),
         (stage(chunk={"index": 0}), 422, "INVALID_ARGUMENT"),
+        (stage(begin={"nccl": {**PLACE, "group": "g\0"}}), 422, "SCHEMA_VIOLATION"),
         (stage(), 422, "INVALID_ARGUMENT"),
         (stage(commit={"chunks": 0}, abort={}), 422, "INVALID_ARGUMENT"),
         ({**chunk(0), "expected_revision": 99}, 409, "REVISION_MISMATCH"),
@@ -152,6 +153,7 @@ async def test_what_is_refused_reaches_no_engine(full: Full) -> None:
 
 
 W = {"name": "w", "dtype": "float32", "shape": [2]}
+PLACE = {"address": "127.0.0.1", "port": 29500, "world_size": 3, "rank_offset": 1}
 IPC = {"tensors": [W], "handles": [{"object_name": "chadburn-w"}]}
 
 
