@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from app.reference_engine.channel import SocketConnection
 from app.reference_engine.errors import StartupFailed
@@ -17,6 +19,7 @@ from app.reference_engine.processes import WORKER, own_environment, own_module
 from app.reference_engine.wire import encode_frame
 
 _KILL_WAIT_S = 10.0
+_LOOK_S = 0.25
 
 
 class RankProcess:
@@ -76,6 +79,15 @@ class RankProcess:
                 raise StartupFailed(message)
         raise StartupFailed(f"rank {self.rank} spoke out of turn")
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal, or a debugger, keeps the process from running at all."""
+        try:
+            how = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
+            return os.waitid(os.P_PID, self.process.pid, how) is not None
+        except ChildProcessError:  # its end has been seen
+            return False
+
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
@@ -98,8 +110,12 @@ async def start_group(
     deadline_s: float,
     earlier: Mapping[int, FirstWeights] | None = None,
     worker: str = WORKER,
+    *,
+    rank_timeout_s: float,
 ) -> tuple[list[RankProcess], list[Ready]]:
-    """Start every rank or none, within the deadline. Raises StartupFailed."""
+    """Start every rank or none, within the deadline. Raises StartupFailed, also as soon as a rank
+    has been stopped for ``rank_timeout_s``. One that loads is not asked for signs of life: torch
+    alone can keep it from giving one for longer than that."""
     processes: list[RankProcess] = []
     try:
         async with asyncio.timeout(deadline_s):
@@ -116,9 +132,7 @@ async def start_group(
                     )
                     for one in processes
                 ]
-                ready = await asyncio.gather(
-                    *(one.ready(start) for one, start in zip(processes, starts, strict=True))
-                )
+                ready = await _ready(processes, starts, rank_timeout_s)
     except BaseException as error:
         for one in processes:
             one.kill()
@@ -127,7 +141,43 @@ async def start_group(
         if isinstance(error, TimeoutError):
             raise StartupFailed(f"not ready within {deadline_s:g} s") from None
         raise
-    return processes, list(ready)
+    return processes, ready
+
+
+async def _ready(
+    processes: Sequence[RankProcess], starts: Sequence[Start], rank_timeout_s: float
+) -> list[Ready]:
+    """What each rank reports once it is ready. Raises StartupFailed."""
+    loading = asyncio.gather(
+        *(one.ready(start) for one, start in zip(processes, starts, strict=True))
+    )
+    watching = asyncio.create_task(_until_stopped(processes, rank_timeout_s))
+    both: set[asyncio.Future[Any]] = {loading, watching}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            return loading.result()
+        raise StartupFailed(f"rank {watching.result()} was stopped and did not go on")
+    finally:
+        for one in both:
+            one.cancel()
+        await asyncio.wait(both)
+        for one in both:
+            if not one.cancelled():
+                one.exception()  # who cares has been told
+
+
+async def _until_stopped(processes: Sequence[RankProcess], rank_timeout_s: float) -> int:
+    """The first rank that has been stopped for so long."""
+    since: dict[int, float] = {}
+    while True:
+        now = asyncio.get_running_loop().time()
+        for one in processes:
+            if not one.stopped:
+                since.pop(one.rank, None)
+            elif now - since.setdefault(one.rank, now) >= rank_timeout_s:
+                return one.rank
+        await asyncio.sleep(_LOOK_S)
 
 
 async def _spawn_all(processes: list[RankProcess], world_size: int, worker: str) -> None:

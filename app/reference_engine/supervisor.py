@@ -107,7 +107,8 @@ class Supervisor:
         Raises StartupFailed.
         """
         processes, ready = await start_group(
-            checkpoint, settings, startup_deadline_s, earlier, worker
+            *(checkpoint, settings, startup_deadline_s, earlier, worker),
+            rank_timeout_s=rank_timeout_s,
         )
         return cls(
             processes,

@@ -138,6 +138,19 @@ async def test_start_has_a_deadline(tiny: Path) -> None:
     assert children() == before
 
 
+async def test_rank_that_is_stopped_during_start(tiny: Path) -> None:
+    """Long before the deadline, which a slow start needs."""
+    before = children()
+    with pytest.raises(StartupFailed, match="rank 1 was stopped"):
+        await Engine.start(
+            tiny,
+            CoreSettings(tensor_parallel_size=2),
+            rank_timeout_s=0.5,
+            worker="tests.reference_engine.stopping_rank",
+        )
+    assert children() == before
+
+
 async def test_rank_that_ends_during_start(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreter that can not even begin: its exit code is told."""
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
