@@ -56,7 +56,7 @@ class CarriedOrder:
         match self._results[self.group.ranks[0]]:
             case m.PrefixFlushed() as flushed:
                 counts = Flushed(CacheKind.PREFIX, flushed.blocks_freed, flushed.blocks_in_use)
-                return Conclusion(flushed=(counts,))
+                return Conclusion(changed=flushed.blocks_freed > 0, flushed=(counts,))
             case m.GateSet() as changed:
                 self._check_group()
                 self._on_gate(_gate_of(self._command))

@@ -29,6 +29,15 @@ from app.reference_engine.sharding import Cut
 
 _MAX_HEADER_BYTES = 100_000_000
 _PIECE_BYTES = 8 << 20
+# What a header of somebody's own making can lead to; nested too deep, or with a number like 1e400.
+_NONSENSE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
+)
 # The words of the format.
 DTYPES = {
     "F64": torch.float64,
@@ -110,10 +119,10 @@ class TensorFile:
         if length > min(_MAX_HEADER_BYTES, size - 8):
             raise self._invalid("its header is longer than the file")
         try:
-            header = json.loads(self._bytes(8, length))
+            header = json.loads(self._bytes(8, length), object_pairs_hook=_no_twins)
             header.pop("__metadata__", None)
             return {name: self._entry(name, fields, 8 + length) for name, fields in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except _NONSENSE as error:
             raise self._invalid(f"its header can not be read ({error!r})") from error
 
     def tensor(self, entry: Entry, cut: Cut | None = None) -> Tensor:
@@ -197,3 +206,11 @@ class TensorFile:
 
     def _invalid(self, cause: str) -> CheckpointFileInvalid:
         return CheckpointFileInvalid(self.path, cause)
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Of two tensors of one name, one reader takes the first and another the last.
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return found

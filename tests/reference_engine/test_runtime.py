@@ -196,6 +196,14 @@ async def test_flush_says_what_it_freed_and_can_not_be_undone(runtime: Reference
     await runtime.rollback(one, 0)
 
 
+async def test_a_flush_of_what_is_empty_changes_nothing(runtime: ReferenceRuntime) -> None:
+    await Stream(runtime, "a", 3).end()
+    for changed in (True, False):
+        one = order(FLUSH)
+        await both_phases(runtime, one)
+        assert (await runtime.conclude(one)).changed is changed
+
+
 async def test_abort_tells_each_id(runtime: ReferenceRuntime) -> None:
     await Stream(runtime, "done", 2).end()
     stream = await Stream(runtime, "runs").began()
