@@ -101,6 +101,12 @@ def engine(
     profile_root: Annotated[
         Path | None, typer.Option(help="Where profiles are kept; else in the data directory.")
     ] = None,
+    profile_count: Annotated[
+        int, typer.Option(min=1, help="Profiles that are kept; the oldest go first.")
+    ] = 64,
+    profile_bytes: Annotated[
+        int, typer.Option(min=1, help="What all profiles that are kept may take; the latest stays.")
+    ] = 8 << 30,
     lora_root: Annotated[
         list[Path] | None,
         typer.Option(help="Adapters may be loaded from below this directory. Repeatable."),
@@ -154,6 +160,7 @@ def engine(
     from app.reference_engine.errors import ReferenceEngineError
     from app.reference_engine.handoff import HandoffSettings
     from app.reference_engine.limits import CoreSettings
+    from app.reference_engine.profile_shelf import ProfileLimits
     from app.reference_engine.rendezvous import RendezvousRule
     from app.reference_engine.serving import (
         EngineSettings,
@@ -220,6 +227,7 @@ def engine(
         weights_roots=tuple(weights_root or ()),
         rendezvous_rules=rules,
         profile_root=profile_root,
+        profile_limits=ProfileLimits(count=profile_count, size_bytes=profile_bytes),
         lora_roots=tuple(lora_root or ()),
         max_loras=max_loras,
         inference_address=inference_address,

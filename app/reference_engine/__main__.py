@@ -14,6 +14,7 @@ from app.domain.kinds import EngineRole
 from app.reference_engine.errors import ReferenceEngineError
 from app.reference_engine.handoff import HandoffSettings
 from app.reference_engine.limits import DEVICES, CoreSettings
+from app.reference_engine.profile_shelf import ProfileLimits
 from app.reference_engine.rendezvous import RendezvousRule
 from app.reference_engine.serving import EngineSettings, ServedEngine, TokenSettings, run_engine
 
@@ -46,6 +47,9 @@ def arguments() -> argparse.ArgumentParser:
         help="updates may meet trainers there; repeatable",
     )
     add("--profile-root", type=Path, help="where profiles are kept; default: in the data dir")
+    shelf = ProfileLimits()
+    add("--profile-count", type=int, default=shelf.count, help="kept; the oldest go first")
+    add("--profile-bytes", type=int, default=shelf.size_bytes, help="of all that are kept")
     add(
         "--lora-root",
         type=Path,
@@ -107,6 +111,7 @@ def settings_of(given: argparse.Namespace) -> EngineSettings:
         weights_roots=tuple(given.weights_root),
         rendezvous_rules=tuple(map(RendezvousRule.parse, given.rendezvous_allow)),
         profile_root=given.profile_root,
+        profile_limits=ProfileLimits(count=given.profile_count, size_bytes=given.profile_bytes),
         lora_roots=tuple(given.lora_root),
         max_loras=given.max_loras,
         inference_address=given.inference_address,

@@ -26,7 +26,9 @@ from app.reference_engine import recording_orders as r
 from app.reference_engine.channel import Issued
 from app.reference_engine.engine import Engine
 from app.reference_engine.errors import CannotServe, OrderRejected, RankLost
+from app.reference_engine.group import Group
 from app.reference_engine.processes import own_environment, own_module
+from app.reference_engine.profile_shelf import ProfileLimits, clear
 from app.reference_engine.trace_file import MEDIA_TYPE
 
 _R = TypeVar("_R", bound=m.Result)
@@ -63,6 +65,7 @@ def opened_root(root: Path) -> Iterator[Path]:
 class _Profile:
     command: StartProfile
     folder: Path  # where it is written
+    group: Group  # the ranks that it began on
 
     @property
     def final(self) -> Path:
@@ -72,11 +75,18 @@ class _Profile:
 class Profiling:
     """``root`` from :func:`opened_root`. One profile at a time, as the kit sees to."""
 
-    def __init__(self, engine: Engine, root: Path, about: Mapping[str, str]) -> None:
-        """``about`` the engine: stands in every file."""
+    def __init__(
+        self,
+        engine: Engine,
+        root: Path,
+        about: Mapping[str, str],
+        limits: ProfileLimits | None = None,
+    ) -> None:
+        """``about`` the engine: stands in every file. ``limits``: of what is kept."""
         self._engine = engine
         self._root = root
         self._about = dict(about)
+        self._limits = limits or ProfileLimits()
         self._live: dict[str, _Profile] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
 
@@ -92,7 +102,8 @@ class Profiling:
         ):
             text = f"shapes and stacks are no part of a {command.profiler.value} profile"
             raise RuntimeFault("PROFILE_OPTION_NOT_OFFERED", text)
-        live = _Profile(command, self._root / f"{profile_id}{_UNFINISHED}")
+        group = self._engine.group
+        live = _Profile(command, self._root / f"{profile_id}{_UNFINISHED}", group)
         try:
             # Who may read the root may read the profiles in it.
             await asyncio.to_thread(live.folder.mkdir)
@@ -107,8 +118,8 @@ class Profiling:
         )
         begin = r.BeginRecording(recording_id=profile_id, steps=command.steps)
         try:
-            await self._ask(prepare, m.Done)
-            await self._ask(begin, m.Done)
+            await self._ask(live, prepare, m.Done)
+            await self._ask(live, begin, m.Done)
         except asyncio.CancelledError:
             self._drop(profile_id)
             raise
@@ -118,18 +129,16 @@ class Profiling:
 
     async def over(self, profile_id: str) -> None:
         """Returns when the steps are done, or the records have taken the memory they may."""
-        await self._ask(r.AwaitRecording(profile_id), m.Done)
+        await self._ask(self._recorded(profile_id), r.AwaitRecording(profile_id), m.Done)
 
     async def finish(self, profile_id: str) -> tuple[ProfileArtifact, ...]:
         """One file of each rank, checked and on the disk. Raises RuntimeFault."""
-        live = self._live.get(profile_id)
-        if live is None:
-            raise RuntimeFault("INTERNAL", "there is no such profile")
+        live = self._recorded(profile_id)
         finish = r.FinishRecording(recording_id=profile_id, path=str(live.folder))
         try:
-            recorded = await self._ask(finish, r.Recorded)
+            recorded = await self._ask(live, finish, r.Recorded)
             files = await self._pack(profile_id, live, recorded)
-            await asyncio.to_thread(_publish, live)
+            await asyncio.to_thread(_publish, live, self._limits)
         except asyncio.CancelledError:
             self._drop(profile_id)
             raise
@@ -148,7 +157,7 @@ class Profiling:
                 sha256=bytes.fromhex(file["sha256"]),
                 media_type=MEDIA_TYPE,
             )
-            for rank, file in zip(self._engine.ranks, files, strict=True)
+            for rank, file in zip(live.group.ranks, files, strict=True)
         )
 
     async def drop(self, profile_id: str) -> None:
@@ -164,13 +173,20 @@ class Profiling:
         if self._cleaning:
             await asyncio.wait(self._cleaning)
 
-    async def _ask(self, order: r.RecordingOrder, kind: type[_R]) -> list[_R]:
+    def _recorded(self, profile_id: str) -> _Profile:
+        """Raises RuntimeFault."""
+        live = self._live.get(profile_id)
+        if live is None:
+            raise RuntimeFault("INTERNAL", "there is no such profile")
+        return live
+
+    async def _ask(self, live: _Profile, order: r.RecordingOrder, kind: type[_R]) -> list[_R]:
         """Every rank's answer, in rank order."""
-        issued = self._engine.issue(order)
+        issued = live.group.issue(order)
         try:
-            answers = await asyncio.gather(*(_answer(issued, rank) for rank in self._engine.ranks))
+            answers = await asyncio.gather(*(_answer(issued, rank) for rank in live.group.ranks))
         except (RankLost, OrderRejected) as error:
-            raise self._fault_of(error) from error
+            raise self._fault_of(live, error) from error
         found: list[_R] = [answer for answer in answers if isinstance(answer, kind)]
         if len(found) < len(answers):
             raise TypeError(f"a rank did not answer {kind.__name__}")
@@ -179,7 +195,7 @@ class Profiling:
     async def _pack(
         self, profile_id: str, live: _Profile, recorded: list[r.Recorded]
     ) -> list[dict[str, Any]]:
-        ranks = self._engine.ranks
+        ranks = live.group.ranks
         asked = [
             {
                 "path": one.path,
@@ -203,11 +219,14 @@ class Profiling:
                 raise RuntimeFault("PROFILE_NOT_WRITTEN", message)
         raise RuntimeFault("PROFILE_NOT_WRITTEN", "a rank's trace is not whole")
 
-    def _fault_of(self, error: RankLost | OrderRejected) -> RuntimeFault:
+    def _fault_of(self, live: _Profile, error: RankLost | OrderRejected) -> RuntimeFault:
         """Of a lost group those ranks are named that were the reason."""
-        if blamed := self._engine.blamed:
-            cause = self._engine.lost.get(blamed[0], "")
+        if blamed := live.group.blamed:
+            cause = live.group.lost.get(blamed[0], "")
             return RuntimeFault("RANK_LOST", str(RankLost(blamed, cause)), ranks=blamed)
+        if live.group is not self._engine.group:
+            text = "the ranks that recorded gave way to others, in another shape"
+            return RuntimeFault("RANKS_REPLACED", text, retryable=True, code="ABORTED")
         ranks = (error.rank,) if isinstance(error, OrderRejected) else ()
         return RuntimeFault("PROFILE_FAILED", str(error), ranks=ranks)
 
@@ -215,8 +234,8 @@ class Profiling:
         """Stop recording, and leave nothing. In a task of its own: a rank that is still writing is
         waited for, though not by a caller whose time is up."""
         live = self._live.pop(profile_id)
-        issued = self._engine.issue(r.DropRecording(profile_id))
-        task = asyncio.create_task(self._clean(issued, live.folder))
+        issued = live.group.issue(r.DropRecording(profile_id))
+        task = asyncio.create_task(self._clean(issued, live))
         self._cleaning.add(task)
         task.add_done_callback(self._cleaning.discard)
         return task
@@ -224,24 +243,26 @@ class Profiling:
     async def _dropped(self, profile_id: str) -> None:
         await asyncio.wait({self._drop(profile_id)}, timeout=_CLEANING_S)
 
-    async def _clean(self, issued: Issued, folder: Path) -> None:
-        for rank in self._engine.ranks:
+    async def _clean(self, issued: Issued, live: _Profile) -> None:
+        for rank in live.group.ranks:
             with contextlib.suppress(RankLost, OrderRejected):
                 await _answer(issued, rank)
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, live.folder, ignore_errors=True)
 
 
 def _answer(issued: Issued, rank: int) -> Coroutine[Any, Any, m.Result]:
     return issued.ack(rank, _NO_DEADLINE_S)
 
 
-def _publish(live: _Profile) -> None:
+def _publish(live: _Profile, limits: ProfileLimits) -> None:
+    os.utime(live.folder)
     os.rename(live.folder, live.final)
     root = os.open(live.final.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(root)
     finally:
         os.close(root)
+    clear(live.final.parent, limits)
 
 
 async def _in_process(asked: bytes) -> Any:

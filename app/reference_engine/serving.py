@@ -36,6 +36,7 @@ from app.reference_engine.handoff import HandoffSettings
 from app.reference_engine.intake import Intake
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.processes import WORKER
+from app.reference_engine.profile_shelf import ProfileLimits
 from app.reference_engine.profiling import Profiling, opened_root
 from app.reference_engine.recovery import Pace, Recovery
 from app.reference_engine.rendezvous import RendezvousRule
@@ -85,7 +86,7 @@ class EngineSettings:
     nothing for ``rank_timeout_s``, when an order takes it longer than ``order_deadline_s`` or a
     step longer than ``step_deadline_s``; then all are started again, as ``recovery`` says. Each is
     a process that runs the module ``worker``. Profiles are kept in ``profile_root``, None: the
-    folder ``profiles`` below ``data_dir``; nothing ever removes them.
+    folder ``profiles`` below ``data_dir``, as far as ``profile_limits`` allow.
     """
 
     data_dir: Path
@@ -98,6 +99,7 @@ class EngineSettings:
     shared_prefix: str = "chadburn-"
     rendezvous_rules: tuple[RendezvousRule, ...] = ()
     profile_root: Path | None = None
+    profile_limits: ProfileLimits = field(default_factory=ProfileLimits)
     lora_roots: tuple[Path, ...] = ()
     max_loras: int = 8
     inference_address: str = "127.0.0.1:0"
@@ -224,7 +226,12 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         engine_version=__version__,
         weight_version=settings.weight_version,
         sources=sources,
-        profiling=Profiling(engine, root, {"model": name, "engine_version": __version__}),
+        profiling=Profiling(
+            engine,
+            root,
+            {"model": name, "engine_version": __version__},
+            settings.profile_limits,
+        ),
         adapters=AdapterPolicy(roots=settings.lora_roots, most=settings.max_loras),
         handoff=settings.handoff,
         role=settings.role,

@@ -19,10 +19,11 @@ import pytest
 
 from app.reference_engine.errors import CannotServe
 from app.reference_engine.limits import CoreSettings
+from app.reference_engine.profile_shelf import ProfileLimits
 from app.reference_engine.profiling import opened_root
 from app.reference_engine.serving import EngineSettings, ServedEngine, served
 from app.rpc.openengine.v1 import admin_pb2 as pb
-from tests.reference_engine.calling import Clients, clients_of, key
+from tests.reference_engine.calling import Clients, Told, clients_of, key
 from tests.reference_engine.serving import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.anyio
@@ -270,6 +271,28 @@ async def test_a_rank_that_is_lost_ends_the_profile(
             return it.left == []
 
         await eventually(clean)
+
+
+async def test_other_ranks_end_it_and_so_many_are_kept(tiny: Path, tmp_path: Path) -> None:
+    limits = ProfileLimits(count=1)
+    async with profiled(tiny, tmp_path, profile_limits=limits) as it:
+        lost = await it.start(MEMORY)
+        request = pb.ReconfigureServingRequest(
+            idempotency_key=key(),
+            tensor_parallel_size=2,
+            drain=pb.DRAIN_RULE_WAIT,
+            whole_engine=pb.WholeEngine(),
+        )
+        told = Told(it.clients.admin.ReconfigureServing(request, timeout=PATIENCE_S))
+        await told.completed()
+        failed = (await it.ended(lost)).failed
+        assert (failed.reason, failed.retryable, list(failed.ranks)) == ("RANKS_REPLACED", True, [])
+        assert it.left == []
+        kept = []
+        for _ in range(2):
+            kept.append(await it.start(MEMORY, duration_ms=30))
+            assert (await it.ended(kept[-1])).WhichOneof("outcome") == "completed"
+        assert it.left == kept[1:]
 
 
 async def test_folders_that_cannot_be_written_to(tiny: Path, tmp_path: Path) -> None:
