@@ -268,6 +268,9 @@ class MinimalEngine:
         if request.prompt == "refuse":
             code = error_pb2.ErrorCode.ERROR_CODE_OVERLOADED
             raise RequestRefused(code, "no room", retryable=True)
+        if request.prompt == "lost":
+            code = error_pb2.ErrorCode.ERROR_CODE_INTERNAL
+            raise RequestRefused(code, "rank 1 is lost", retryable=True)
         if request.prompt == "explode":
             raise ZeroDivisionError("secret detail of the engine")
         self.started.append(request.request_id)

@@ -184,6 +184,12 @@ async def test_a_runtime_that_refuses(client: Client) -> None:
     assert seen.metadata["retryable"] == "true"
 
 
+async def test_an_engine_without_its_ranks_is_unavailable_for_a_while(client: Client) -> None:
+    seen = await client.generate("lost").refused()
+    assert (seen.code, seen.reason) == (Code.UNAVAILABLE, "INTERNAL")
+    assert seen.metadata["retryable"] == "true"
+
+
 async def test_a_runtime_that_breaks(client: Client) -> None:
     """Before the first response a status, after it an event; and never the text of the fault."""
     seen = await client.generate("explode").refused()
