@@ -245,6 +245,7 @@ def _use_cases(
         new_id,
         deadlines=deadlines,
         key_retention_s=settings.key_retention_hours * 3600.0,
+        queue_limit=settings.max_queued_orders,
     )
     sessions = Sessions(
         ledger, fleet, runner, clock, key_retention_s=settings.key_retention_hours * 3600.0

@@ -172,6 +172,8 @@ class Settings(BaseSettings):
     observe_interval_s: float = Field(default=5.0, gt=0, le=3600)
     operation_deadline_ms: dict[OperationKind, Milliseconds] = Field(default_factory=dict)
     """Default and maximum for a kind, beside the built-in ones."""
+    max_queued_orders: int = Field(default=16, ge=1, le=1000)
+    """Waiting for one engine (`"when_busy": "queue"`); more get 429."""
     key_retention_hours: int = Field(default=24, ge=24, le=24 * 366)
     lease_s: float = Field(default=15.0, ge=1, le=300)
     """How long the orders of an engine stay with a gateway that says nothing any more; then

@@ -46,6 +46,7 @@ class Manner:
     deadline_ms: int | None
     revision: int | None
     override_freeze: bool
+    queue: bool
 
 
 def manner(
@@ -62,6 +63,9 @@ def manner(
     override_freeze: Annotated[
         bool, typer.Option("--override-freeze", help="Also while the engine is frozen.")
     ] = False,
+    queue: Annotated[
+        bool, typer.Option("--queue", help="Wait behind a running order, and do not be refused.")
+    ] = False,
 ) -> Manner:
     return Manner(
         wait=wait,
@@ -73,6 +77,7 @@ def manner(
         deadline_ms=deadline_ms,
         revision=if_revision,
         override_freeze=override_freeze,
+        queue=queue,
     )
 
 
@@ -107,7 +112,11 @@ def verb(decide: Callable[..., Order]) -> Callable[..., None]:
 
 def give(calls: Gateway, order: Order, how: Manner) -> None:
     """Raises typer.Exit with the code of the outcome, or CommandFailed."""
-    common = {"reason": how.reason, "deadline_ms": how.deadline_ms}
+    common = {
+        "reason": how.reason,
+        "deadline_ms": how.deadline_ms,
+        "when_busy": "queue" if how.queue else None,
+    }
     body = order.body | {name: value for name, value in common.items() if value is not None}
     if how.override_freeze:
         body["override_freeze"] = True

@@ -34,6 +34,8 @@ def exit_of(operation: Json) -> Exit:
 def operation_line(operation: Json) -> str:
     """Kind, engine, state, what came of it, id."""
     parts = [operation["kind"], operation["engine"], operation["state"]]
+    if operation.get("queue_position"):
+        parts.append(f"place {operation['queue_position']}")
     error, result = operation.get("error"), operation.get("result")
     if error:
         parts.append(f"{error['reason']}: {error['message']}")

@@ -167,12 +167,13 @@ class EngineBusy(Aborted):
     reason = "ENGINE_BUSY"
     retryable = True
 
-    def __init__(self, *, operation_id: str | None) -> None:
-        super().__init__(
-            "another operation is running on this engine",
-            operation_id=operation_id,
-            retry_after_s=1,
-        )
+    def __init__(
+        self,
+        message: str = "another operation is running on this engine",
+        *,
+        operation_id: str | None,
+    ) -> None:
+        super().__init__(message, operation_id=operation_id, retry_after_s=1)
 
 
 class EngineFrozen(FailedPrecondition):
@@ -182,7 +183,11 @@ class EngineFrozen(FailedPrecondition):
     retryable = True
 
 
-class StalePauseEpoch(FailedPrecondition):
+class StaleEpoch(FailedPrecondition):
+    """Another pause or release is meant than the latest, and waiting does not make it that."""
+
+
+class StalePauseEpoch(StaleEpoch):
     reason = "STALE_PAUSE_EPOCH"
 
     def __init__(self, *, given: int, current: int) -> None:
@@ -191,7 +196,7 @@ class StalePauseEpoch(FailedPrecondition):
         self.current = current
 
 
-class StaleReleaseEpoch(FailedPrecondition):
+class StaleReleaseEpoch(StaleEpoch):
     reason = "STALE_RELEASE_EPOCH"
 
     def __init__(self, *, given: int, current: int) -> None:
@@ -333,16 +338,16 @@ class UnsupportedDialect(Unimplemented):
     reason = "UNSUPPORTED_DIALECT"
 
 
-class QueueNotOffered(Unimplemented):
-    """Waiting behind a running operation is not offered; the call can be repeated instead."""
-
-    reason = "QUEUE_NOT_OFFERED"
-
-
 class TooManyChunks(ResourceExhausted):
     """So many pieces of a weight session wait to be staged that no more are taken for now."""
 
     reason = "TOO_MANY_CHUNKS"
+
+
+class QueueFull(ResourceExhausted):
+    """As many orders wait for the engine as may; `operation_id` names what they wait for."""
+
+    reason = "QUEUE_FULL"
 
 
 class TooManyOperations(ResourceExhausted):

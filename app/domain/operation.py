@@ -57,7 +57,11 @@ class OperationError:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """`sequence`: the number of its last event. `engine_sequence`: the last engine event seen.
-    `override_freeze`: it is carried out whatever freeze is in force."""
+    `override_freeze`: it is carried out whatever freeze is in force.
+
+    `queue_position`: of one that is queued, its place among those that wait for the engine when it
+    was read, 1 = next. It falls without an event of its own.
+    """
 
     id: str
     engine_id: str
@@ -84,6 +88,7 @@ class Operation:
     warnings: tuple[OperationWarning, ...] = ()
     ranks: tuple[RankReport, ...] = ()
     progress: Progress | None = None
+    queue_position: int | None = None
     trace_id: str | None = None
     override_freeze: bool = False
 

@@ -36,7 +36,9 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued(Fact):
-    """It waits for the engine's running exclusive operation."""
+    """It waits for the engine's running exclusive operation. `position`: 1 = next."""
+
+    position: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,8 +210,9 @@ def error_data(error: OperationError) -> JsonObject:
     }
 
 
-def _queued(op: Operation, _fact: Queued, _at: datetime) -> _Step:
-    return replace(op, state=_S.QUEUED), EventType.QUEUED, {}
+def _queued(op: Operation, fact: Queued, _at: datetime) -> _Step:
+    waits = replace(op, state=_S.QUEUED, queue_position=fact.position)
+    return waits, EventType.QUEUED, {"queue_position": fact.position}
 
 
 def _dispatched(op: Operation, fact: Dispatched, at: datetime) -> _Step:
@@ -354,6 +357,8 @@ def advance(op: Operation, fact: Fact, at: datetime) -> Advanced | Rejected:
         # A re-attached stream replays from the engine's first event.
         return Rejected(Refusal.SEEN)
     after, event_type, data = _STEPS[type(fact)](op, fact, at)
+    if after.state is not _S.QUEUED:
+        after = replace(after, queue_position=None)
     if seen is not None:
         after = replace(after, engine_sequence=seen)
     if event_type is None:

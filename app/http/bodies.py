@@ -80,7 +80,9 @@ class OrderBody(Body):
     )
     dry_run: bool = Field(False, description="Check everything, send nothing, answer a plan.")
     when_busy: Literal["refuse", "queue"] = Field(
-        "refuse", description="What to do while another exclusive operation is open."
+        "refuse",
+        description="While another exclusive operation is open on the engine: refuse this one, or "
+        "queue it behind those that wait. Without effect on profiles and aborts.",
     )
     override_freeze: bool = Field(
         False, description="Order it in a freeze too. Takes `admin:engines` as well."

@@ -348,8 +348,10 @@ CATALOGUE: Mapping[str, Reason] = {
     "UNSUPPORTED_DIALECT": Reason(
         "Dialect not supported", "This release does not speak it.", "Use `openengine`."
     ),
-    "QUEUE_NOT_OFFERED": Reason(
-        "No queue", "Orders cannot be queued for it.", "Send the order when it is free."
+    "QUEUE_FULL": Reason(
+        "Too many orders wait",
+        "As many orders are queued for this engine as may be (`max_queued_orders`).",
+        "Try again later, or cancel one of them.",
     ),
     "TOO_MANY_OPERATIONS": Reason(
         "Too many operations", "The store of operations is full.", "Try again later."

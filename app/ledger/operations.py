@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, delete, select, update
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.clock import Clock
-from app.domain.errors import EngineBusy, UnknownEngine
+from app.domain.errors import UnknownEngine
 from app.domain.idempotency import replay_of
 from app.domain.kinds import OperationState
 from app.domain.operation import Actor, Operation
+from app.domain.queueing import Line, Queueing
 from app.domain.transitions import Advanced, Queued, accepted_event, advance
 from app.ledger import audit as auditing
 from app.ledger import freezes, keys, payloads
@@ -23,9 +26,9 @@ from app.ledger.rows import changing_values, operation_of, operation_values
 from app.ledger.tables import (
     SLOT_STATES,
     engines,
-    holds_slot,
     is_open,
     operations,
+    queue_position,
     stages,
 )
 from app.ledger.values import Accepted, AuditEntry, KeyClaim, Lease, OperationFilter, Page
@@ -44,21 +47,22 @@ class Operations:
         *,
         key: KeyClaim | None,
         audit: AuditEntry,
-        queued: bool = False,
+        queueing: Queueing | None = None,
         payload: bytes | None = None,
     ) -> Accepted:
         """Take on a new operation (`accepted`, sequence 1): its row, its key, its payload, its
-        first event and the audit entry, in one transaction. `queued`: it goes on to `queued` in
-        the same one, and does not take the engine's slot.
+        first event and the audit entry, in one transaction. `queueing`: where the engine is busy
+        it goes on to `queued` in the same one, and does not take the engine's slot. Operations
+        that exclude no others are never queued.
 
         A key used before for the same request gives that operation, `fresh` False, and writes
         nothing; so does losing a race for the key. A refusal leaves the key unused.
 
-        Raises IdempotencyKeyReused (the key stands for another request), EngineBusy naming the
-        open exclusive operation, UnknownEngine, EngineFrozen unless the operation overrides it.
+        Raises IdempotencyKeyReused (the key stands for another request), EngineBusy naming what
+        is in the way, QueueFull, UnknownEngine, EngineFrozen unless the operation overrides it.
         """
         return await self._database.write(
-            lambda write: self._accept(write, operation, key, audit, queued, payload)
+            lambda write: self._accept(write, operation, key, audit, queueing, payload)
         )
 
     async def _accept(
@@ -67,7 +71,7 @@ class Operations:
         operation: Operation,
         key: KeyClaim | None,
         audit: AuditEntry,
-        queued: bool,
+        queueing: Queueing | None,
         payload: bytes | None,
     ) -> Accepted:
         now = self._clock.now()
@@ -80,17 +84,17 @@ class Operations:
             # found in the slot is another order, and not this one's twin.
             with violations():
                 await keys.claim(write, operation.actor, key, operation.id, now)
-        await _require_engine(write, operation.engine_id)
+        exclusive = operation.kind.exclusive
+        await _require_engine(write, operation.engine_id, one_by_one=exclusive)
         if not operation.override_freeze:
             await freezes.require_thawed(write, operation.engine_id, now)
-        if operation.kind.exclusive and not queued:
-            holder = await _slot_holder(write.connection, operation.engine_id)
-            if holder is not None:
-                raise EngineBusy(operation_id=holder)
+        position = None
+        if exclusive:
+            position = (await _line(write.connection, operation.engine_id)).enter(queueing)
 
         taken, events = operation, [accepted_event(operation)]
-        if queued:
-            step = advance(operation, Queued(), operation.created_at)
+        if position is not None:
+            step = advance(operation, Queued(position=position), operation.created_at)
             assert isinstance(step, Advanced), "a new operation may be queued"
             assert step.event is not None
             taken, events = step.operation, [*events, step.event]
@@ -134,7 +138,7 @@ class Operations:
         self, wanted: OperationFilter, before: int | None = None, size: int = 50
     ) -> Page[Operation]:
         """Newest first, in order of acceptance; `next` is a number for `before`."""
-        query = select(operations).where(*_matches(wanted)).order_by(operations.c.ordinal.desc())
+        query = _query().where(*_matches(wanted)).order_by(operations.c.ordinal.desc())
         if before is not None:
             query = query.where(operations.c.ordinal < before)
 
@@ -159,8 +163,9 @@ class Operations:
 
         Raises Superseded when the stored operation is not at the state, sequence and engine
         sequence of `before`, or when the lease has gone to another holder or was released;
-        EngineBusy when a queued operation would run beside another exclusive one; EngineFrozen
-        when one that does not override it would be dispatched in a freeze.
+        EngineBusy when a queued operation would run beside another exclusive one, or before one
+        that waits longer; EngineFrozen when one that does not override it would be dispatched in
+        a freeze.
         """
         if before.state.terminal or before.id != advanced.operation.id:
             raise ValueError("a step leads on from an open operation to the same one")
@@ -182,9 +187,7 @@ class Operations:
         if after.state is OperationState.RUNNING and before.state in _UNSENT:
             await self._require_thawed(write, before)
         if before.kind.exclusive and before.state not in SLOT_STATES and after.state in SLOT_STATES:
-            holder = await _slot_holder(write.connection, before.engine_id)
-            if holder is not None:
-                raise EngineBusy(operation_id=holder)
+            (await _line(write.connection, before.engine_id)).check_turn(before.id)
         with violations():
             await write_step(write, before, advanced)
         for entry in entries:
@@ -200,7 +203,7 @@ class Operations:
 
     async def open_ones(self, engine_id: str | None = None) -> tuple[Operation, ...]:
         """All that have not ended, oldest first."""
-        query = select(operations).where(is_open).order_by(operations.c.ordinal)
+        query = _query().where(is_open).order_by(operations.c.ordinal)
         if engine_id is not None:
             query = query.where(operations.c.engine_id == engine_id)
 
@@ -208,6 +211,14 @@ class Operations:
             return tuple(operation_of(row) for row in await connection.execute(query))
 
         return await self._database.read(look)
+
+    async def line(self, engine_id: str) -> Line:
+        """Who has the engine's slot, and who waits for it."""
+        return await self._database.read(lambda connection: _line(connection, engine_id))
+
+
+def _query() -> Select[Any]:
+    return select(operations, queue_position.label("queue_position"))
 
 
 def _matches(wanted: OperationFilter) -> list[ColumnElement[bool]]:
@@ -228,7 +239,7 @@ def _matches(wanted: OperationFilter) -> list[ColumnElement[bool]]:
 
 
 async def _find(connection: AsyncConnection, operation_id: str) -> Operation | None:
-    query = select(operations).where(operations.c.id == operation_id)
+    query = _query().where(operations.c.id == operation_id)
     row = (await connection.execute(query)).one_or_none()
     return None if row is None else operation_of(row)
 
@@ -263,18 +274,34 @@ async def existing(connection: AsyncConnection, operation_id: str) -> Operation:
     return found
 
 
-async def _slot_holder(connection: AsyncConnection, engine_id: str) -> str | None:
-    query = select(operations.c.id).where(operations.c.engine_id == engine_id, holds_slot)
-    return (await connection.execute(query)).scalar_one_or_none()
-
-
-async def _require_engine(write: Write, engine_id: str) -> None:
-    """Raises UnknownEngine. Until the commit the engine cannot be removed: removing locks the
-    same row for itself, and then looks for open operations."""
+async def _line(connection: AsyncConnection, engine_id: str) -> Line:
+    # In one statement: what moves on between two could be seen in neither place.
     query = (
-        select(engines.c.id)
-        .where(engines.c.id == engine_id, engines.c.removed_at.is_(None))
-        .with_for_update(read=True)
+        select(operations.c.id, operations.c.state)
+        .where(operations.c.engine_id == engine_id, operations.c.takes_slot, is_open)
+        .order_by(operations.c.ordinal)
     )
+    holder, waiting = None, []
+    for row in await connection.execute(query):
+        if row.state == OperationState.QUEUED.value:
+            waiting.append(row.id)
+        else:
+            holder = row.id
+    return Line(holder, tuple(waiting))
+
+
+async def _require_engine(write: Write, engine_id: str, *, one_by_one: bool = False) -> None:
+    """Raises UnknownEngine. Until the commit the engine cannot be removed: removing locks the
+    same row for itself, and then looks for open operations.
+
+    `one_by_one`: nor can another order be taken on that wants to be alone with this one. The
+    numbers of orders that wait then rise in the order in which they become visible, so whoever
+    finds one of them first in the line need not fear that an earlier one is still to appear; and
+    no two take the last place.
+    """
+    query = select(engines.c.id).where(engines.c.id == engine_id, engines.c.removed_at.is_(None))
+    # The weaker kinds, which neither readings of the engine (by their foreign key) nor orders that
+    # go beside others have to wait for.
+    query = query.with_for_update(read=not one_by_one, key_share=True)
     if (await write.connection.execute(query)).one_or_none() is None:
         raise UnknownEngine("there is no such engine")

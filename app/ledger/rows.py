@@ -105,6 +105,7 @@ def operation_of(row: Row[Any]) -> Operation:
         warnings=read_each(OperationWarning, row.warnings),
         ranks=read_each(RankReport, row.ranks),
         progress=None if row.progress is None else read(Progress, row.progress),
+        queue_position=row.queue_position,
         trace_id=row.trace_id,
         override_freeze=row.override_freeze,
     )

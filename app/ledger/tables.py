@@ -172,6 +172,13 @@ operations = Table(
         sqlite_where=text(_OPEN),
         postgresql_where=text(_OPEN),
     ),
+    Index(
+        "ix_operations_engine_open",
+        "engine_id",
+        "ordinal",
+        sqlite_where=text(_OPEN),
+        postgresql_where=text(_OPEN),
+    ),
     Index(None, "engine_id", "ordinal"),
     Index(None, "subject", "ordinal"),
     # Without it SQLite would give the number of a deleted last row out again.
@@ -182,6 +189,17 @@ operations = Table(
 holds_slot: ColumnElement[bool] = literal_column(f"({_HOLDS_SLOT})")
 is_open: ColumnElement[bool] = literal_column(f"({_OPEN})")
 is_ended: ColumnElement[bool] = literal_column(f"({_ENDED})")
+
+# Of those that wait for the same engine, how many are not behind it: NULL unless it waits.
+queue_position: ColumnElement[int | None] = literal_column(
+    f"""CASE WHEN operations.state = 'queued' THEN (
+      SELECT count(*) FROM operations AS before
+      WHERE before.engine_id = operations.engine_id AND before.ordinal <= operations.ordinal
+        AND before.takes_slot AND before.state = 'queued'
+        AND NOT (before.{_ENDED})
+    ) END""",  # noqa: S608 (constants of this module)
+    Integer,
+)
 
 events = Table(
     "events",

@@ -14,7 +14,6 @@ stays `reconciling`, and asking goes on at a bounded pace.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -32,8 +31,7 @@ from app.backends.port import (
 )
 from app.clock import Clock
 from app.domain.commands import command_of
-from app.domain.errors import ChadburnError, EngineFault, EngineFrozen, UnknownEngine
-from app.domain.facts import EngineFacts
+from app.domain.errors import ChadburnError
 from app.domain.kinds import OperationState
 from app.domain.operation import (
     DEADLINE_PASSED,
@@ -44,7 +42,6 @@ from app.domain.operation import (
 from app.domain.transitions import (
     Cancelled,
     Completed,
-    Dispatched,
     Fact,
     Failed,
     OutcomeUnknown,
@@ -53,12 +50,14 @@ from app.domain.transitions import (
     SentAgain,
     Warned,
 )
+from app.operations.attention import Attention
 from app.operations.backoff import Backoff
-from app.operations.fleet import FRESH_FOR, Fleet
+from app.operations.fleet import Fleet
 from app.operations.logbook import Logbook
 from app.operations.pace import Pace
+from app.operations.setting_out import SettingOut
 from app.operations.stage_sending import StageSender, session_id_of
-from app.operations.unsent import frozen, not_sent, nothing_to_send, too_late
+from app.operations.unsent import nothing_to_send, too_late
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +78,8 @@ class Course:
         self._clock = clock
         self._pace = pace
         self._backoff = backoff
-        self._news = asyncio.Event()
+        self._attention = Attention(backoff)
+        self._setting_out = SettingOut(logbook, fleet, clock, pace, self._attention)
         self._ended_elsewhere = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
         self._cancelling: asyncio.Task[None] | None = None
@@ -99,9 +99,17 @@ class Course:
             self._log.learn(operation)
             if self._ended():
                 self._ended_elsewhere.set()
-            self._news.set()
+            self._attention.call()
             self._heed_cancellation()
             self._heed_stages()
+
+    @property
+    def waits_for_others(self) -> bool:
+        return self.operation.state is OperationState.QUEUED
+
+    def call_up(self) -> None:
+        """Of one that waits for others: it seems to be its turn."""
+        self._setting_out.call_up()
 
     def doubt(self) -> None:
         """It does not seem to be open any more: look."""
@@ -133,7 +141,7 @@ class Course:
         self._heed_cancellation()
         self._heed_stages()
         if self.operation.state in _UNSENT:
-            backend = await self._set_out()
+            backend = await self._setting_out.run()
             lost = None if backend is None else await self._follow(backend, first=True)
         else:
             lost = _LEFT
@@ -143,49 +151,6 @@ class Course:
     async def _look(self) -> None:
         if await self._log.is_over():
             self._ended_elsewhere.set()
-
-    # ---- before it is sent ----
-
-    async def _set_out(self) -> EngineBackend | None:
-        """Write down that it is sent, when it can be. None: it has ended instead."""
-        attempt = 0
-        while not self._ended():
-            if self._is_late():
-                await self._log.take(too_late("the engine could not be reached in time"))
-                return None
-            try:
-                backend = await self._fleet.backend(self.operation.engine_id)
-                facts = await self._facts()
-            except (EngineFault, UnknownEngine) as useless:
-                await self._log.take(not_sent(useless))
-                return None
-            except (ChadburnError, EngineSilent) as away:
-                # Not sent, so nothing is lost by waiting; it can be cancelled meanwhile.
-                log.info("operation %s waits: %s", self.operation.id, away)
-                attempt += 1
-                await self._pause(attempt)
-                continue
-            try:
-                refusal = await self._log.take(Dispatched(instance_id=facts.instance_id))
-            except EngineFrozen as refused:
-                await self._log.take(frozen(refused))
-                return None
-            if refusal is not None:
-                return None
-            # Writing may have taken long. Nothing is sent after the deadline.
-            if self._is_late():
-                await self._log.take(too_late("its deadline was over before it was sent"))
-                return None
-            return backend
-        return None
-
-    async def _facts(self) -> EngineFacts:
-        """What the engine said within the last 2 s: it answers, and which process it is."""
-        engine = await self._fleet.engine(self.operation.engine_id)
-        facts = engine.observed.facts
-        if facts is None or abs(self._clock.now() - facts.observed_at) > FRESH_FOR:
-            facts = (await self._fleet.discover(self.operation.engine_id)).facts
-        return facts
 
     # ---- sent ----
 
@@ -280,7 +245,7 @@ class Course:
             if self.operation.state is not OperationState.RECONCILING:
                 await self._log.take(OutcomeUnknown(message=lost))
                 self._misses = max(self._misses, 1)
-            await self._pause(self._misses - 1)
+            await self._attention.pause(self._misses - 1)
             self._misses += 1
             if self._ended():
                 return
@@ -451,12 +416,3 @@ class Course:
     def _is_late(self) -> bool:
         deadline_at = self.operation.deadline_at
         return deadline_at is not None and self._clock.now() >= deadline_at
-
-    async def _pause(self, attempt: int) -> None:
-        """Cut short by news."""
-        pause_s = self._backoff.pause_s(attempt)
-        if pause_s > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._news.wait()
-            self._news.clear()

@@ -143,6 +143,7 @@ class Desk:
             for operation in list(self._open.values()):
                 if operation.id not in self._courses:
                     self._begin(operation)
+            await self._call_next()
             await self._sleep(renew_at - loop.time())
             if loop.time() >= renew_at and not self._lost:
                 with contextlib.suppress(Exception):
@@ -150,6 +151,24 @@ class Desk:
                     # says whose lease it is.
                     await self._still_ours()
                 renew_at = loop.time() + self._pace.lease_ttl_s / 3
+
+    async def _call_next(self) -> None:
+        """Tell the first of those that wait when the slot seems to be free: after an end, after
+        each sweep, whoever has let go of it or has come."""
+        waiting = {
+            course.operation.id: course
+            for course, _ in self._courses.values()
+            if course.waits_for_others
+        }
+        if not waiting:
+            return
+        try:
+            line = await self._ledger.operations.line(self._engine_id)
+        except Exception as error:
+            log.warning("engine %s: whose turn it is cannot be read: %r", self._engine_id, error)
+            return
+        if line.next in waiting:
+            waiting[line.next].call_up()
 
     def _begin(self, operation: Operation) -> None:
         logbook = Logbook(

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from app.clock import Clock
-from app.domain.errors import EngineFrozen
+from app.domain.errors import EngineBusy, EngineFrozen
 from app.domain.operation import Operation
 from app.domain.transitions import Advanced, Fact, Refusal, Rejected, advance
 from app.ledger.errors import Superseded
@@ -106,7 +106,7 @@ class Logbook:
     async def take(self, fact: Fact) -> Refusal | None:
         """Write it down. None: it is written. Returns only when one or the other is certain; a
         database that is away is waited for. Raises LetGo; EngineFrozen where it may not be
-        dispatched now."""
+        dispatched now; EngineBusy where it is not the turn of one that waits for others."""
         async with self._writing:
             # One moment for all attempts: it tells the own entry from another writer's.
             at = self._clock.now()
@@ -155,7 +155,7 @@ class Logbook:
         while True:
             try:
                 return await attempt()
-            except (Superseded, EngineFrozen):
+            except (Superseded, EngineBusy, EngineFrozen):
                 raise
             except Exception as error:
                 tries += 1

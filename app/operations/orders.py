@@ -13,18 +13,18 @@ from app.domain.commands import Command, check_revision
 from app.domain.engine import Engine
 from app.domain.errors import (
     ChadburnError,
-    EngineBusy,
     EngineUnreachable,
     MissingIdempotencyKey,
     NotCancellable,
     OperationEnded,
-    QueueNotOffered,
+    StaleEpoch,
     UnknownOperation,
 )
 from app.domain.facts import EngineFacts
 from app.domain.idempotency import check_key
 from app.domain.kinds import OperationState
 from app.domain.operation import Actor, JsonObject, Operation
+from app.domain.queueing import Queueing
 from app.domain.transitions import Advanced, Cancelled, CancelRequested, Fact, advance
 from app.ledger.errors import LedgerUnavailable, Superseded
 from app.ledger.ledger import Ledger
@@ -48,8 +48,9 @@ class OrderRequest:
 
     `key`: the caller's idempotency key; None only with `plan`. `fingerprint`: of the whole
     request. `revision_from_header`: the expected revision came as If-Match, so that a mismatch is
-    reported as such. `deadline_ms`: None means the default of the kind. `override_freeze`: the
-    caller may, and wants to, order it in a freeze.
+    reported as such. `deadline_ms`: None means the default of the kind. `when_busy` says nothing
+    of orders that exclude no others: there is nothing that they would have to wait for.
+    `override_freeze`: the caller may, and wants to, order it in a freeze.
     """
 
     engine_id: str
@@ -70,11 +71,12 @@ class OrderRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """An order that passed: what it was judged by, and how long it may take."""
+    """An order that passed: what it was judged by, how long it may take, and whether it waits."""
 
     engine: Engine
     facts: EngineFacts
     deadline_ms: int
+    queueing: Queueing | None
 
 
 class Orders:
@@ -88,7 +90,9 @@ class Orders:
         *,
         deadlines: Deadlines,
         key_retention_s: float = 86_400.0,
+        queue_limit: int = 16,
     ) -> None:
+        """`queue_limit`: so many orders may wait for one engine."""
         self._ledger = ledger
         self._fleet = fleet
         self._runner = runner
@@ -96,6 +100,7 @@ class Orders:
         self._new_id = new_id
         self._deadlines = deadlines
         self._key_retention = timedelta(seconds=key_retention_s)
+        self._queue_limit = queue_limit
         self._under_way: set[asyncio.Task[Any]] = set()
 
     async def submit(self, request: OrderRequest) -> Accepted:
@@ -103,11 +108,14 @@ class Orders:
         again first, for 300 ms at most.
 
         Judged in this order: engine known, key replayed, not frozen, offered by the engine,
-        deadline, revision, epoch and state, nothing else running. Raises UnknownEngine,
-        IdempotencyKeyReused, MissingIdempotencyKey, EngineFrozen, Unimplemented
-        (QUEUE_NOT_OFFERED, UNSUPPORTED_OPERATION), EngineUnreachable (it never answered, so
-        nothing is known to judge by), InvalidArgument, RevisionMismatch, FailedPrecondition and
-        its leaves, EngineBusy. A refusal is audited.
+        deadline, revision, epoch and state, nothing else running. One that waits where the engine
+        is busy is not held against its state, which those before it will change: that is judged at
+        its turn, with all the rest once more.
+
+        Raises UnknownEngine, IdempotencyKeyReused, MissingIdempotencyKey, EngineFrozen,
+        UnsupportedOperation, EngineUnreachable (it never answered, so nothing is known to judge
+        by), InvalidArgument, RevisionMismatch, FailedPrecondition and its leaves, EngineBusy,
+        QueueFull. A refusal is audited.
         """
         # A client that goes away between the commit and the runner must not leave an order lying.
         return await self._to_the_end(self._submit(request))
@@ -115,22 +123,24 @@ class Orders:
     async def plan(self, request: OrderRequest) -> JsonObject:
         """The same judgement, and what the order would do. Sends no order, writes nothing.
 
-        `{engine, kind, request, would: "accept", effect, revision, revision_source, pause_epoch,
-        release_epoch, instance_id, facts_observed_at, running_operation, deadline_ms, load}`.
-        Raises as `submit`.
+        `{engine, kind, request, would: "accept" | "queue", queue_position, effect, revision,
+        revision_source, pause_epoch, release_epoch, instance_id, facts_observed_at,
+        running_operation, deadline_ms, load}`. Raises as `submit`.
         """
         self._require_thawed(await self._fleet.engine(request.engine_id), request)
         judged = await self._judge(request)
-        running = judged.engine.running_operation
-        if request.command.kind.exclusive and running is not None:
-            raise EngineBusy(operation_id=running)
+        position = None
+        if request.command.kind.exclusive:
+            line = await self._ledger.operations.line(request.engine_id)
+            position = line.enter(judged.queueing)
         load = await self._load(request.engine_id)
         facts = judged.facts
         return {
             "engine": request.engine_id,
             "kind": request.command.kind.value,
             "request": dict(request.command.document()),
-            "would": "accept",
+            "would": "accept" if position is None else "queue",
+            "queue_position": position,
             "effect": effect_of(request.command, facts, load),
             "revision": facts.revision,
             "revision_source": facts.revision_source.value,
@@ -138,7 +148,7 @@ class Orders:
             "release_epoch": facts.release_epoch,
             "instance_id": facts.instance_id,
             "facts_observed_at": rfc3339(facts.observed_at),
-            "running_operation": running,
+            "running_operation": judged.engine.running_operation,
             "deadline_ms": judged.deadline_ms,
             "load": None if load is None else dict(load),
         }
@@ -219,6 +229,7 @@ class Orders:
             accepted = await self._ledger.operations.accept(
                 operation,
                 key=KeyClaim(key, request.fingerprint, now + self._key_retention),
+                queueing=judged.queueing,
                 payload=request.command.payload,
                 audit=entry_of(
                     now,
@@ -238,23 +249,21 @@ class Orders:
         require_thawed(engine, self._clock.now(), override=request.override_freeze)
 
     async def _judge(self, request: OrderRequest) -> _Judged:
-        if request.when_busy == "queue":
-            raise QueueNotOffered("orders are not queued yet: repeat the call when it is free")
         began_at = self._clock.now()
         loop = asyncio.get_running_loop()
         waits_until = loop.time() + REFRESH_WAIT_S
         engine = await self._fleet.fresh(request.engine_id)
         try:
-            return self._check(request, engine)
+            return await self._check(request, engine)
         except ChadburnError:
             tried_at = engine.observed.observed_at
             left_s = waits_until - loop.time()
             if left_s <= 0 or (tried_at is not None and tried_at >= began_at):
                 raise
             # Nobody is refused by facts that a pause or a resume may just have overtaken.
-            return self._check(request, await self._fleet.reread(request.engine_id, left_s))
+            return await self._check(request, await self._fleet.reread(request.engine_id, left_s))
 
-    def _check(self, request: OrderRequest, engine: Engine) -> _Judged:
+    async def _check(self, request: OrderRequest, engine: Engine) -> _Judged:
         facts, can = engine.observed.facts, engine.observed.capabilities
         if facts is None or can is None:
             raise EngineUnreachable("this engine has not answered yet", retry_after_s=2)
@@ -264,8 +273,26 @@ class Orders:
             command.kind, request.deadline_ms, can.limits.max_deadline_ms
         )
         check_revision(request.expected_revision, facts, from_header=request.revision_from_header)
-        command.check_state(facts)
-        return _Judged(engine, facts, deadline_ms)
+        waits = False
+        try:
+            command.check_state(facts)
+        except StaleEpoch:
+            raise
+        except ChadburnError:
+            waits = await self._would_wait(request)
+            if not waits:
+                raise
+        queueing = None
+        if request.when_busy == "queue":
+            # What was not held against the engine's state must not take the slot at once, should
+            # it be free by the time the order is written down.
+            queueing = Queueing(self._queue_limit, in_any_case=waits)
+        return _Judged(engine, facts, deadline_ms, queueing)
+
+    async def _would_wait(self, request: OrderRequest) -> bool:
+        if request.when_busy != "queue" or not request.command.kind.exclusive:
+            return False
+        return (await self._ledger.operations.line(request.engine_id)).first is not None
 
     async def _load(self, engine_id: str) -> JsonObject | None:
         try:

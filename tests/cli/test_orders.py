@@ -27,7 +27,7 @@ class TestWhatIsSent:
         gateway.then(accepted)
         ran = at(
             *DRAIN, "--new-requests", "hold", "--hold-limit-ms", "900", "--reason", "new weights",
-            "--deadline-ms", "5000", "--key", "k-1", "--if-revision", "7",
+            "--deadline-ms", "5000", "--key", "k-1", "--if-revision", "7", "--queue",
         )  # fmt: skip
         assert ran.code == 0, ran.err
         (seen,) = gateway.seen
@@ -38,6 +38,7 @@ class TestWhatIsSent:
             "hold_limit_ms": 900,
             "reason": "new weights",
             "deadline_ms": 5000,
+            "when_busy": "queue",
         }
         assert seen.headers["authorization"] == "Bearer t0k3n"
         assert seen.headers["idempotency-key"] == "k-1"

@@ -136,6 +136,7 @@ errors = st.builds(
     effect=st.sampled_from(FailureEffect),
 )
 revisions = st.none() | counts
+places = st.integers(min_value=1, max_value=9)
 # Few numbers, so that replays (numbers seen before) are as common as news.
 engine_sequences = st.none() | st.integers(min_value=1, max_value=12)
 
@@ -143,7 +144,7 @@ engine_sequences = st.none() | st.integers(min_value=1, max_value=12)
 def facts_numbered(numbers: st.SearchStrategy[int | None]) -> st.SearchStrategy[Fact]:
     """Any fact at all, with one of these numbers of the engine's."""
     return st.one_of(
-        st.builds(Queued, engine_sequence=numbers),
+        st.builds(Queued, engine_sequence=numbers, position=places),
         st.builds(Dispatched, engine_sequence=numbers, instance_id=st.none() | names),
         st.builds(Started, engine_sequence=numbers),
         st.builds(

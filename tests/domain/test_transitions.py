@@ -56,7 +56,7 @@ LOST = OperationError(code="INTERNAL", reason="RANK_LOST", message="rank 1 is go
 
 # One fact of each type; the state it leads to is in the grid below.
 SAMPLES: tuple[Fact, ...] = (
-    Queued(),
+    Queued(position=3),
     Dispatched(instance_id="i-1"),
     Started(),
     EngineAccepted(engine_operation_id="e-1"),
@@ -439,6 +439,11 @@ class LifeOfAnOperation(RuleBasedStateMachine):
     def success_needs_to_have_been_sent(self) -> None:
         if self.operation.state is OperationState.SUCCEEDED:
             assert self.operation.started_at is not None
+
+    @invariant()
+    def only_what_waits_has_a_place(self) -> None:
+        op = self.operation
+        assert (op.queue_position is not None) is (op.state is OperationState.QUEUED)
 
     @invariant()
     def a_result_or_an_error_belongs_to_the_end(self) -> None:

@@ -108,7 +108,7 @@ BAD_BODIES: list[tuple[bytes, int, str, list[str]]] = [
     (b'{"mode": "drain", "reason": "\\ud800"}', 422, "SCHEMA_VIOLATION", ["/reason"]),
     (b'{"mode": "drain", "reason": "' + b"x" * 501 + b'"}', 422, "SCHEMA_VIOLATION", ["/reason"]),
     (b'{"mode": "keep"}', 501, "UNSUPPORTED_OPERATION", []),
-    (b'{"mode": "drain", "when_busy": "queue"}', 501, "QUEUE_NOT_OFFERED", []),
+    (b'{"mode": "drain", "when_busy": "wait"}', 422, "SCHEMA_VIOLATION", ["/when_busy"]),
     (
         b'{"mode": "drain", "new_requests": "refuse", "hold_limit_ms": 5}',
         422,

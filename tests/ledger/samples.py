@@ -8,9 +8,10 @@ from typing import Any
 
 from app.clock import uuid7
 from app.domain.engine import Dialect, Engine, Member, Registration
-from app.domain.events import TERMINAL_EVENTS
+from app.domain.events import TERMINAL_EVENTS, EventType
 from app.domain.kinds import OperationKind, OperationState
 from app.domain.operation import Actor, Operation
+from app.domain.queueing import Queueing
 from app.domain.transitions import Advanced, Fact, advance
 from app.ledger import Ledger
 from app.ledger.values import (
@@ -24,6 +25,7 @@ from app.ledger.values import (
 START = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 ALICE = Actor("https://issuer.test", "alice", "cli")
 BOB = Actor("https://issuer.test", "bob", "cli")
+IN_ANY_CASE = Queueing(16, in_any_case=True)
 
 
 class SetClock:
@@ -154,4 +156,18 @@ async def check_invariants(ledger: Ledger) -> list[Operation]:
         engine = await ledger.engines.get(engine_id)
         assert engine is not None
         assert [engine.running_operation] == [operation_id for _, operation_id in group]
+
+    for engine_id in {operation.engine_id for operation in operations}:
+        exclusive = [o for o in operations if o.engine_id == engine_id and o.kind.exclusive]
+        waiting = [o for o in exclusive if o.state is OperationState.QUEUED]
+        assert (await ledger.operations.line(engine_id)).waiting == tuple(o.id for o in waiting)
+        assert [o.queue_position for o in waiting] == list(range(1, len(waiting) + 1))
+        sent = [
+            stored.position
+            for operation in exclusive
+            for stored in of[operation.id]
+            if stored.event.type == EventType.DISPATCHED and "again" not in stored.event.data
+        ]
+        assert sent == sorted(sent), "orders are sent in the order in which they were taken on"
+    assert not any(o.queue_position for o in operations if o.state is not OperationState.QUEUED)
     return operations

@@ -38,6 +38,7 @@ from app.domain.transitions import Completed, Dispatched
 from app.ledger import Ledger
 from app.ledger.values import AuditFilter, EngineFilter
 from tests.ledger.samples import (
+    IN_ANY_CASE,
     START,
     SetClock,
     accept,
@@ -148,7 +149,7 @@ async def test_a_change_needs_the_generation_it_was_made_from(ledger: Ledger) ->
 async def test_an_engine_with_open_operations_stays(ledger: Ledger) -> None:
     await with_engine(ledger)
     first = await accept(ledger, order())
-    waiting = await accept(ledger, order(OperationKind.FLUSH_CACHES), queued=True)
+    waiting = await accept(ledger, order(OperationKind.FLUSH_CACHES), queueing=IN_ANY_CASE)
     for still_open in (first, waiting):
         with pytest.raises(EngineHasOpenOperation) as refused:
             await ledger.engines.remove("e1", 1, entry())
@@ -249,10 +250,10 @@ async def test_engines_are_found_by_each_filter(ledger: Ledger) -> None:
 async def test_what_runs_on_an_engine_is_the_exclusive_one(ledger: Ledger, clock: SetClock) -> None:
     await with_engine(ledger)
     await accept(ledger, order(OperationKind.ABORT_REQUESTS))
-    await accept(ledger, order(OperationKind.FLUSH_CACHES), queued=True)
     engine = await ledger.engines.get("e1")
     assert engine is not None
     assert engine.running_operation is None
     running = await accept(ledger, order())
+    await accept(ledger, order(OperationKind.FLUSH_CACHES), queueing=IN_ANY_CASE)
     (engine,) = (await ledger.engines.page(EngineFilter())).items
     assert engine.running_operation == running.id

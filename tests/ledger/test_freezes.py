@@ -17,6 +17,7 @@ from app.ledger.values import AuditFilter, EngineFilter
 from tests.ledger.samples import (
     ALICE,
     BOB,
+    IN_ANY_CASE,
     START,
     SetClock,
     accept,
@@ -90,11 +91,11 @@ async def test_nothing_is_accepted_that_does_not_override_it(
     await with_engine(ledger)
     await freeze(ledger)
     for kind in (OperationKind.PAUSE, OperationKind.ABORT_REQUESTS):
-        for queued in (False, True):
+        for queueing in (None, IN_ANY_CASE):
             with pytest.raises(
                 EngineFrozen, match=r"until 2026-03-01T13:00:00\.123456Z: holidays"
             ) as frozen:
-                await accept(ledger, order(kind), queued=queued)
+                await accept(ledger, order(kind), queueing=queueing)
             assert frozen.value.retry_after_s == 3601
     overriding = await accept(ledger, order(override_freeze=True))
     assert await ledger.operations.get(overriding.id) == overriding

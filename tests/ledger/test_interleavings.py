@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio.from_thread
 import pytest
@@ -16,10 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.clock import uuid7
-from app.domain.errors import EngineBusy, IdempotencyKeyReused
+from app.domain.errors import EngineBusy, IdempotencyKeyReused, QueueFull
 from app.domain.events import TERMINAL_EVENTS
 from app.domain.kinds import OperationKind, OperationState
 from app.domain.operation import Operation, OperationError, OperationWarning, Progress
+from app.domain.queueing import Queueing
 from app.domain.ranks import RankReport, RankState
 from app.domain.transitions import (
     Advanced,
@@ -64,6 +65,7 @@ class Order:
     kind: OperationKind
     key: int | None
     queued: bool
+    waits: bool
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ orders = st.builds(
     Order,
     st.sampled_from([OperationKind.PAUSE, OperationKind.ABORT_REQUESTS]),
     st.none() | st.integers(0, 2),
+    st.booleans(),
     st.booleans(),
 )
 steps = st.builds(Step, st.integers(0, 5), st.sampled_from([0, 0, 0, 1, 2]), st.sampled_from(FACTS))
@@ -101,9 +104,12 @@ class History:
         key = None if wanted.key is None else claim(f"{self.engine_id}-{wanted.key}")
         try:
             accepted = await self.ledger.operations.accept(
-                order(wanted.kind, self.engine_id), key=key, audit=entry(), queued=wanted.queued
+                order(wanted.kind, self.engine_id),
+                key=key,
+                audit=entry(),
+                queueing=Queueing(2, in_any_case=wanted.waits) if wanted.queued else None,
             )
-        except (EngineBusy, IdempotencyKeyReused):
+        except (EngineBusy, IdempotencyKeyReused, QueueFull):
             return
         if accepted.fresh:
             self.views[accepted.operation.id] = [accepted.operation]
@@ -126,7 +132,9 @@ class History:
         in_slot = 0
         for operation_id, views in self.views.items():
             stored = await self.ledger.operations.get(operation_id)
-            assert stored == views[-1], "what landed last is what stands there"
+            assert stored is not None
+            last = replace(views[-1], queue_position=stored.queue_position)
+            assert stored == last, "what landed last is what stands there"
             assert len(views) == len({view.sequence for view in views})
             own = [found.event for found in events if found.event.operation_id == operation_id]
             assert [event.sequence for event in own] == list(range(1, stored.sequence + 1))
@@ -139,6 +147,13 @@ class History:
                 and stored.state is not OperationState.QUEUED
             )
         assert in_slot <= 1
+        line = await self.ledger.operations.line(self.engine_id)
+        assert (line.holder is not None) == in_slot
+        assert len(line.waiting) <= 2
+        for place, waits in enumerate(line.waiting, start=1):
+            known = await self.ledger.operations.get(waits)
+            assert known is not None
+            assert known.queue_position == place
         assert {found.event.operation_id for found in events} == set(self.views)
 
 

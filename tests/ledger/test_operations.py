@@ -34,6 +34,7 @@ from app.ledger.values import AuditFilter, EventFilter, OperationFilter
 from tests.ledger.samples import (
     ALICE,
     BOB,
+    IN_ANY_CASE,
     START,
     SetClock,
     accept,
@@ -282,7 +283,7 @@ async def test_one_exclusive_operation_at_a_time(ledger: Ledger) -> None:
 async def test_a_queued_operation_waits_outside_the_slot(ledger: Ledger) -> None:
     await with_engine(ledger)
     first = await accept(ledger, order())
-    waiting = await accept(ledger, order(OperationKind.FLUSH_CACHES), queued=True)
+    waiting = await accept(ledger, order(OperationKind.FLUSH_CACHES), queueing=IN_ANY_CASE)
     assert (waiting.state, waiting.sequence) == (OperationState.QUEUED, 2)
     types = [stored.event.type for stored in await ledger.events.of_operation(waiting.id)]
     assert types == ["accepted", "queued"]

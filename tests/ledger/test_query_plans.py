@@ -22,6 +22,7 @@ from app.ledger import Ledger
 from app.ledger.values import AuditFilter, EngineFilter, EventFilter, OperationFilter
 from tests.ledger.samples import (
     ALICE,
+    IN_ANY_CASE,
     SetClock,
     accept,
     claim,
@@ -83,6 +84,7 @@ async def test_no_hot_path_reads_a_whole_table(ledger: Ledger) -> None:
         "replay": lambda: ledger.operations.replay(ALICE, "k1", "f1"),
         "open ones": lambda: ledger.operations.open_ones(),
         "open ones of one": lambda: ledger.operations.open_ones("e1"),
+        "line": lambda: ledger.operations.line("e1"),
         "page": lambda: ledger.operations.page(OperationFilter(), 99),
         "page of one": lambda: ledger.operations.page(OperationFilter(engine_id="e1"), 99),
         "record": lambda: record(ledger, first, Dispatched()),
@@ -110,11 +112,22 @@ async def test_no_hot_path_reads_a_whole_table(ledger: Ledger) -> None:
 
 async def test_the_slot_and_what_is_open_are_found_by_their_own_indexes(ledger: Ledger) -> None:
     await accept(ledger, order())
-    (plan,) = await plans_of(ledger, ledger.operations.open_ones)
-    assert "ix_operations_open" in plan
-    for call in (lambda: ledger.engines.get("e1"), lambda: refused(ledger, order())):
+    plans = await plans_of(ledger, ledger.operations.open_ones)
+    assert "ix_operations_open" in plans[0]
+    plans = await plans_of(ledger, lambda: ledger.engines.get("e1"))
+    assert any("uq_operations_engine_slot" in plan for plan in plans), plans
+
+
+async def test_who_waits_for_an_engine_is_found_among_its_open_ones(ledger: Ledger) -> None:
+    await accept(ledger, order())
+    waiting = await accept(ledger, order(), queueing=IN_ANY_CASE)
+    for call in (
+        lambda: ledger.operations.line("e1"),
+        lambda: ledger.operations.get(waiting.id),
+        lambda: refused(ledger, order()),
+    ):
         plans = await plans_of(ledger, call)
-        assert any("uq_operations_engine_slot" in plan for plan in plans), plans
+        assert any("ix_operations_engine_open" in plan for plan in plans), plans
 
 
 async def refused(ledger: Ledger, operation: Operation) -> None:

@@ -18,10 +18,12 @@ from app.domain.errors import (
     EngineHasOpenOperation,
     GenerationMismatch,
     IdempotencyKeyReused,
+    QueueFull,
     UnknownEngine,
 )
 from app.domain.kinds import OperationKind, OperationState
 from app.domain.operation import Operation, OperationError, Progress
+from app.domain.queueing import Queueing
 from app.domain.transitions import (
     Completed,
     Dispatched,
@@ -34,6 +36,7 @@ from app.ledger import Ledger
 from app.ledger.errors import Superseded
 from app.ledger.values import Accepted, AuditFilter, Lease
 from tests.ledger.samples import (
+    IN_ANY_CASE,
     START,
     SetClock,
     accept,
@@ -174,7 +177,7 @@ async def test_queued_operations_dispatched_at_once_run_one_at_a_time(
     gateways: list[Ledger],
 ) -> None:
     await with_engine(gateways[0])
-    waiting = [await accept(gateways[0], order(), queued=True) for _ in range(6)]
+    waiting = [await accept(gateways[0], order(), queueing=IN_ANY_CASE) for _ in range(6)]
     done, refusals = await outcomes(
         record(gateway, operation, Dispatched())
         for gateway, operation in zip(in_turn(gateways, 6), waiting, strict=True)
@@ -184,6 +187,35 @@ async def test_queued_operations_dispatched_at_once_run_one_at_a_time(
     for refusal in refusals:
         assert isinstance(refusal, EngineBusy)
         assert refusal.operation_id == running.id
+    await check_invariants(gateways[0])
+
+
+async def test_many_who_would_wait_stand_in_one_line(gateways: list[Ledger]) -> None:
+    """Places are given once, the line has its bound, and whoever asks, it moves from its front."""
+    await with_engine(gateways[0])
+    queueing = Queueing(5)
+    done, refusals = await outcomes(
+        gateway.operations.accept(order(), key=None, audit=entry(), queueing=queueing)
+        for gateway in in_turn(gateways, 9)
+    )
+    assert [type(refusal) for refusal in refusals] == [QueueFull] * 3
+    given = {accepted.operation.id: accepted.operation for accepted in done}
+    line = await gateways[-1].operations.line("e1")
+    assert line.holder is not None
+    assert [given[waits].queue_position for waits in line.waiting] == [1, 2, 3, 4, 5]
+    now = await record(gateways[0], given[line.holder], Dispatched())
+    for number, waits in enumerate(line.waiting, start=1):
+        await record(gateways[-1], now, Completed(result={}))
+        with pytest.raises(EngineBusy):
+            await accept(gateways[-1], order())
+        asked = [given[each] for each in line.waiting[number - 1 :]]
+        sent, told = await outcomes(
+            record(gateway, operation, Dispatched())
+            for gateway, operation in zip(in_turn(gateways, len(asked)), asked, strict=True)
+        )
+        (now,) = sent
+        assert now.id == waits
+        assert all(isinstance(each, EngineBusy) and each.operation_id == waits for each in told)
     await check_invariants(gateways[0])
 
 

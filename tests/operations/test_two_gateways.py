@@ -80,6 +80,22 @@ async def test_what_one_accepts_the_other_drives(pair: Pair, engine: EngineDoubl
     assert (await pair.second.end_of(drain)).state is OperationState.CANCELLED
 
 
+async def test_one_line_for_both(pair: Pair, engine: EngineDouble) -> None:
+    go = asyncio.Event()
+    engine.engine.script("prepare", released_by(go))
+    drain = await pair.first.give(DRAIN)
+    given = await asyncio.gather(
+        *(gateway.give(FLUSH, when_busy="queue") for gateway in (pair.first, pair.second) * 3)
+    )
+    line = await pair.second.ledger.operations.line("e1")
+    assert (line.holder, set(line.waiting)) == (drain.id, {each.id for each in given})
+    go.set()
+    for operation in given:
+        assert (await pair.second.end_of(operation)).state is OperationState.SUCCEEDED
+    arrived = [key for method, key in engine.received if method in ("Pause", "FlushCaches")]
+    assert list(dict.fromkeys(arrived)) == [drain.id, *line.waiting]
+
+
 async def test_what_a_gateway_leaves_lying_the_other_takes_up(
     pair: Pair, engine: EngineDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:

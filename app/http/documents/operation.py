@@ -65,6 +65,9 @@ class OperationDocument(BaseModel):
     warnings: list[WarningDocument]
     ranks: list[RankDocument]
     progress: ProgressDocument | None
+    queue_position: int | None = Field(
+        description="Of one that is queued: its place among those that wait, 1 is next"
+    )
     sequence: int = Field(description="The number of its last event")
     expected_revision: int | None
     revision: int | None = Field(description="The engine's, after it")
@@ -104,6 +107,7 @@ class OperationDocument(BaseModel):
                 total=progress.total,
                 unit=progress.unit,
             ),
+            queue_position=operation.queue_position,
             sequence=operation.sequence,
             expected_revision=operation.expected_revision,
             revision=operation.revision,
