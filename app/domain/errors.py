@@ -183,11 +183,7 @@ class EngineFrozen(FailedPrecondition):
     retryable = True
 
 
-class StaleEpoch(FailedPrecondition):
-    """Another pause or release is meant than the latest, and waiting does not make it that."""
-
-
-class StalePauseEpoch(StaleEpoch):
+class StalePauseEpoch(FailedPrecondition):
     reason = "STALE_PAUSE_EPOCH"
 
     def __init__(self, *, given: int, current: int) -> None:
@@ -196,7 +192,7 @@ class StalePauseEpoch(StaleEpoch):
         self.current = current
 
 
-class StaleReleaseEpoch(StaleEpoch):
+class StaleReleaseEpoch(FailedPrecondition):
     reason = "STALE_RELEASE_EPOCH"
 
     def __init__(self, *, given: int, current: int) -> None:

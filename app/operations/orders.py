@@ -17,7 +17,8 @@ from app.domain.errors import (
     MissingIdempotencyKey,
     NotCancellable,
     OperationEnded,
-    StaleEpoch,
+    StalePauseEpoch,
+    StaleReleaseEpoch,
     UnknownOperation,
 )
 from app.domain.facts import EngineFacts
@@ -276,8 +277,8 @@ class Orders:
         waits = False
         try:
             command.check_state(facts)
-        except StaleEpoch:
-            raise
+        except (StalePauseEpoch, StaleReleaseEpoch):
+            raise  # no waiting makes another epoch than the latest the latest
         except ChadburnError:
             waits = await self._would_wait(request)
             if not waits:
