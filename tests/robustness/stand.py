@@ -140,11 +140,6 @@ class Stand:
         return hold(self.recorder.path)
 
 
-def refused_for_now(history: History) -> int:
-    """How often a caller was told to come back later."""
-    return sum(answer.status == 503 for answer in history.all(Answered))
-
-
 def taken(history: History) -> set[str]:
     return {each.operation for each in history.all(Answered) if each.operation is not None}
 
