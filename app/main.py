@@ -30,11 +30,12 @@ from app.http.api import ApiSettings, build_api
 from app.http.closing import Closing
 from app.http.readiness import look_at_engines
 from app.http.records import record_refused_callers
-from app.http.rooms import EdgeSettings, Rooms
+from app.http.rooms import EdgeSettings, OpenStreams, Rooms
 from app.http.route import refuse_undeclared
 from app.http.routers.identity import metadata_url
 from app.http.server import GatewayServer, bound
 from app.http.tail import Tail
+from app.http.waiting import Waiting
 from app.ledger.ledger import Ledger
 from app.ledger.values import StoredEvent
 from app.observability.log import configure_logging, logger
@@ -48,6 +49,7 @@ from app.operations.orders import Orders
 from app.operations.pace import Pace
 from app.operations.profiles import Profiles
 from app.operations.retention import forget_expired_keys
+from app.operations.round_trips import RoundTrips
 from app.operations.runner import Runner
 from app.operations.sessions import Sessions
 from app.operations.settling import Settlements
@@ -95,7 +97,9 @@ def create_app(
             allowed_hosts=_hosts_of(settings),
             max_body_bytes=settings.max_body_bytes,
             max_update_bytes=settings.max_update_bytes,
+            max_bodies_bytes=settings.max_bodies_bytes,
             max_concurrent_requests=settings.max_concurrent_requests,
+            max_concurrent_changes=settings.max_concurrent_changes,
             receive_timeout_s=settings.receive_timeout_s,
             trusted_proxies=settings.trusted_proxies,
             https=settings.base_url.startswith("https:"),
@@ -133,6 +137,8 @@ async def _serve(settings: Settings, listener: socket.socket, ready: Callable[[s
         grace_s=settings.shutdown_grace_s,
         keep_alive_s=settings.keep_alive_s,
         receive_timeout_s=settings.receive_timeout_s,
+        send_timeout_s=settings.stream_send_timeout_s,
+        max_connections=settings.max_connections,
         on_ready=lambda: ready(settings.base_url),
     )
     await server.serve(sockets=[listener])
@@ -187,6 +193,11 @@ async def _opened(
             refused_callers=RefusedCallers(),
             edge=_edge_of(settings),
             closing=closing,
+            streams=OpenStreams(settings.max_streams, settings.max_streams_per_caller),
+            waiting=Waiting(settings.max_waiting),
+            round_trips=RoundTrips(
+                most=settings.max_engine_reads, most_of_engine=settings.max_reads_per_engine
+            ),
             issuer_states=verifier.issuer_states,
         )
         await tail.start()
@@ -246,6 +257,7 @@ def _use_cases(
         deadlines=deadlines,
         key_retention_s=settings.key_retention_hours * 3600.0,
         queue_limit=settings.max_queued_orders,
+        max_open=settings.max_open_operations,
     )
     sessions = Sessions(
         ledger, fleet, runner, clock, key_retention_s=settings.key_retention_hours * 3600.0
@@ -257,9 +269,9 @@ def _edge_of(settings: Settings) -> EdgeSettings:
     return EdgeSettings(
         base_url=settings.base_url,
         authorization_servers=tuple(issuer.issuer for issuer in settings.issuers),
-        max_streams=settings.max_streams,
         stream_max_s=settings.stream_max_s,
         stream_send_timeout_s=settings.stream_send_timeout_s,
+        request_timeout_s=settings.request_timeout_s,
     )
 
 

@@ -146,6 +146,8 @@ class Settings(BaseSettings):
     """None: `chadburn.db` (SQLite) in the data directory. May hold a password, so it is masked
     wherever settings are shown; `ledger_url` gives it."""
     database_pool_size: int = Field(default=10, ge=1, le=200)
+    database_wait_s: float = Field(default=5.0, gt=0, le=60)
+    """For a connection of the pool to come free."""
     upgrade_on_start: bool = True
 
     host: str = "127.0.0.1"
@@ -183,10 +185,24 @@ class Settings(BaseSettings):
     max_update_bytes: int = Field(default=16 << 20, ge=1024, le=1 << 30)
     """Of the body of an update of weights, which may hold tensors as base64; never less than
     `max_body_bytes`."""
+    max_bodies_bytes: int = Field(default=64 << 20, ge=1024)
+    """Of all bodies that are held at once; never less than `max_update_bytes`."""
+    max_connections: int = Field(default=4096, ge=16)
     max_concurrent_requests: int = Field(default=256, ge=1)
+    max_concurrent_changes: int = Field(default=192, ge=1)
+    """Of the concurrent requests: those that are no reads."""
+    max_waiting: int = Field(default=128, ge=0)
+    """Callers who wait for an operation's end."""
+    max_engine_reads: int = Field(default=64, ge=1)
+    max_reads_per_engine: int = Field(default=16, ge=1)
+    max_open_operations: int = Field(default=64, ge=1)
+    """Of one engine."""
+    request_timeout_s: float = Field(default=60.0, ge=30, le=3600)
+    """For everything up to an answer's first byte; longer than anybody may ask to wait."""
     receive_timeout_s: float = Field(default=30.0, gt=0, le=3600)
     """For a request's head to arrive, and then for its body."""
     max_streams: int = Field(default=512, ge=1)
+    max_streams_per_caller: int = Field(default=256, ge=1)
     stream_max_s: float = Field(default=3600.0, gt=0)
     stream_send_timeout_s: float = Field(default=30.0, gt=0)
     shutdown_grace_s: float = Field(default=10.0, gt=0, le=600)

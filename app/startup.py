@@ -162,6 +162,7 @@ async def opened_ledger(settings: Settings, clock: Clock) -> Ledger:
             clock=clock,
             migrate=settings.upgrade_on_start,
             pool_size=settings.database_pool_size,
+            wait_s=settings.database_wait_s,
         )
     except LedgerInUse as error:
         raise StartupRefused(f"{where}: {error.message}", EXIT_LEDGER_IN_USE) from error

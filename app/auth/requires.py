@@ -92,6 +92,15 @@ class Need:
             _require_person(known)
         return known
 
+    async def again(self, request: Request) -> Principal:
+        """Judge the caller's token anew, while an answer goes on: the key that it is signed with
+        may have been withdrawn since. Raises as `admit`."""
+        gate = cast("Gate", request.state.gate)
+        token = bearer_token(request.headers.getlist("authorization"))
+        known = await gate.verifier.verify(token)
+        known.require(*self.scopes)
+        return known
+
 
 def _require_person(principal: Principal) -> None:
     if principal.kind is not PrincipalKind.PERSON:

@@ -346,5 +346,17 @@ class QueueFull(ResourceExhausted):
     reason = "QUEUE_FULL"
 
 
+class TooManyEngineReads(ResourceExhausted):
+    """So many callers wait for answers of engines that no more are let wait for now."""
+
+    reason = "TOO_MANY_ENGINE_READS"
+
+
+class TooManyOpenOperations(ResourceExhausted):
+    """So many operations of this engine have not ended that no more are taken on for now."""
+
+    reason = "TOO_MANY_OPEN_OPERATIONS"
+
+
 class TooManyOperations(ResourceExhausted):
     reason = "TOO_MANY_OPERATIONS"

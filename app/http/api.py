@@ -60,7 +60,9 @@ class ApiSettings:
     allowed_hosts: tuple[str, ...]
     max_body_bytes: int = 1 << 20
     max_update_bytes: int = 16 << 20
+    max_bodies_bytes: int = 64 << 20
     max_concurrent_requests: int = 256
+    max_concurrent_changes: int = 192
     receive_timeout_s: float = 30.0
     trusted_proxies: tuple[str, ...] = ()
     https: bool = False
@@ -117,7 +119,9 @@ def _layers(
             allowed_hosts=settings.allowed_hosts,
             max_body_bytes=settings.max_body_bytes,
             max_update_bytes=settings.max_update_bytes,
+            max_bodies_bytes=settings.max_bodies_bytes,
             max_concurrent=settings.max_concurrent_requests,
+            max_changing=settings.max_concurrent_changes,
             receive_timeout_s=settings.receive_timeout_s,
         ),
     ]

@@ -96,8 +96,8 @@ class OrderBody(Body):
 class FlushCachesBody(OrderBody):
     caches: Annotated[
         tuple[Annotated[CacheKind, Field(strict=False)], ...],
+        Field(min_length=1, max_length=8, json_schema_extra={"uniqueItems": True}),
         BeforeValidator(sequence),
-        Field(min_length=1, max_length=8),
     ]
 
     def command(self) -> Command:
@@ -135,8 +135,8 @@ class ResumeBody(OrderBody):
 
 Resources = Annotated[
     tuple[Annotated[ResourceKind, Field(strict=False)], ...],
+    Field(min_length=1, max_length=8, json_schema_extra={"uniqueItems": True}),
     BeforeValidator(sequence),
-    Field(min_length=1, max_length=8),
 ]
 
 
@@ -170,7 +170,7 @@ class RestoreResourcesBody(OrderBody):
 class AbortRequestsBody(OrderBody):
     """Either `request_ids` or `"all": true`."""
 
-    request_ids: Annotated[tuple[Name, ...], BeforeValidator(sequence), Field(max_length=1000)] = ()
+    request_ids: Annotated[tuple[Name, ...], Field(max_length=1000), BeforeValidator(sequence)] = ()
     all: bool = False
 
     def command(self) -> Command:
@@ -221,7 +221,7 @@ class TlsBody(Body):
 
 
 Members = Annotated[
-    tuple[MemberBody, ...], BeforeValidator(sequence), Field(min_length=1, max_length=1024)
+    tuple[MemberBody, ...], Field(min_length=1, max_length=1024), BeforeValidator(sequence)
 ]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
 

@@ -21,7 +21,7 @@ from app.http.negotiation import Preference, idempotency_key, preference_of
 from app.http.preconditions import expected_revision
 from app.http.records import actor_of, caller_of
 from app.http.replies import operation_reply
-from app.http.rooms import House, Rooms, VisibleEngine
+from app.http.rooms import House, VisibleEngine, rooms_of
 from app.http.route import one_header
 from app.http.weight_bodies import UpdateWeightsBody
 from app.operations.orders import OrderRequest
@@ -94,7 +94,8 @@ class OrderCall:
         index = stage.stage.index
         if self.preference.wait_s and not operation.done:
             waiting = self.house.sessions.staged(operation.id, index, float(self.preference.wait_s))
-            operation = await self.house.closing.unless(waiting) or operation
+            with self.house.waiting.one_more(self.request):
+                operation = await self.house.closing.unless(waiting) or operation
         return operation, is_staged(operation, index)
 
     def _stage(self, body: UpdateWeightsBody, who: Principal, stage: SessionStage) -> StageRequest:
@@ -147,13 +148,15 @@ class OrderCall:
     async def _awaited(self, operation: Operation) -> Operation:
         if operation.done or not self.preference.wait_s:
             return operation
-        return await awaited(self.house, operation, self.preference.wait_s)
+        return await awaited(self.request, operation, self.preference.wait_s)
 
 
-async def awaited(house: Rooms, operation: Operation, wait_s: int) -> Operation:
+async def awaited(request: Request, operation: Operation, wait_s: int) -> Operation:
     """The operation once it has ended, or as it stands when the time is up or the process is
     about to end: a caller who waits is answered, not cut off."""
-    waited = await house.closing.unless(house.orders.wait(operation.id, float(wait_s)))
+    house = rooms_of(request)
+    with house.waiting.one_more(request):
+        waited = await house.closing.unless(house.orders.wait(operation.id, float(wait_s)))
     return waited or await house.ledger.operations.get(operation.id) or operation
 
 
@@ -172,7 +175,7 @@ def _order_call(
         house,
         engine,
         one_header(request, "if-match"),
-        preference_of(request.headers.getlist("prefer")),
+        house.waiting.honoured(preference_of(request.headers.getlist("prefer"))),
     )
 
 

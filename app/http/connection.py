@@ -1,7 +1,8 @@
 """One client's connection: what it may take before there is a request that can be judged.
 
 uvicorn waits for ever for a head that does not end, and keeps all of it. Without a token anybody
-could fill the memory so, or hold connections until none are left.
+could fill the memory so, or hold connections until none are left. Nor does it ever give up a client
+that takes nothing of its answer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from app.clock import uuid7
 from app.http.middleware.context import SAFE_HEADERS
 from app.http.problems import problem_of
-from app.http.refusals import EdgeRefusal, HeadTooLarge, HeadTooSlow, MalformedRequest
+from app.http.refusals import (
+    EdgeRefusal,
+    HeadTooLarge,
+    HeadTooSlow,
+    MalformedRequest,
+    Overloaded,
+)
 from app.observability.log import logger
 from app.observability.tracing import RequestIds, enter
 
@@ -29,9 +36,18 @@ _log = logger("chadburn.http")
 
 class Connection(HttpToolsProtocol):
     """`receive_timeout_s`: how long a connection may go without a whole head, from its beginning,
-    or from the first byte of a later request. Between requests uvicorn's keep-alive counts."""
+    or from the first byte of a later request. Between requests uvicorn's keep-alive counts.
+    `send_timeout_s`: how long its client may take nothing of what waits to be sent.
+
+    Beyond `most` connections a new one takes the place of the one that has been without a request
+    for longest: so a probe gets in, however many have come to say nothing.
+    """
 
     receive_timeout_s: float = 30.0
+    send_timeout_s: float = 30.0
+    most: int = 4096
+    unused: dict[Connection, None]
+    """Those without a request under way, the oldest first. Of one server."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -40,14 +56,34 @@ class Connection(HttpToolsProtocol):
         self._chunk_bytes = 0  # of a piece that begins with a head, until that is counted
         self._idle = True
         self._timer: TimerHandle | None = None
+        self._unsent_bytes = 0
+        self._send_timer: TimerHandle | None = None
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(cast("Any", transport))
         self._begin_head()
+        if len(self.connections) > self.most:
+            self._make_room()
+        self.unused[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_send_timer()
+        self.unused.pop(self, None)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_client()
+
+    def resume_writing(self) -> None:
+        self._stop_send_timer()
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        if not self.pipeline:
+            self.unused[self] = None
+        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -68,6 +104,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_timer()
+        self.unused.pop(self, None)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -89,6 +126,38 @@ class Connection(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
+    def _make_room(self) -> None:
+        oldest = next(iter(self.unused), None)
+        if oldest is None:
+            self._refuse(Overloaded("As many connections are open as may be."))
+        else:
+            # Whatever it still has to send, its client takes none of it.
+            del self.unused[oldest]
+            oldest.transport.abort()
+
+    def _watch_client(self, looks: int = 2) -> None:
+        """Twice within the time, so that a moment in which this process itself stood still is not
+        taken for the client's silence."""
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._send_timer = self.loop.call_later(
+            self.send_timeout_s / 2, self._look_at_client, looks - 1
+        )
+
+    def _look_at_client(self, looks: int) -> None:
+        # While it is paused nothing is added: what is not less has not been taken from.
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._watch_client()
+        elif looks:
+            self._watch_client(looks)
+        else:
+            _log.info("client_cut_off", why="takes_nothing")
+            self.transport.abort()
+
+    def _stop_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
     def _too_slow(self) -> None:
         if self._head_bytes:
             self._refuse(HeadTooSlow())
@@ -108,9 +177,10 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def within(receive_timeout_s: float) -> type[Connection]:
-    """Connections that wait no longer than that for a head."""
-    return type("Connection", (Connection,), {"receive_timeout_s": receive_timeout_s})
+def within(receive_timeout_s: float, send_timeout_s: float, most: int) -> type[Connection]:
+    """Connections of one server, with these limits."""
+    limits = {"receive_timeout_s": receive_timeout_s, "send_timeout_s": send_timeout_s}
+    return type("Connection", (Connection,), {**limits, "most": most, "unused": {}})
 
 
 def _answer(refusal: EdgeRefusal) -> bytes:

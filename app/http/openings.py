@@ -32,26 +32,34 @@ class Opening:
     """`first` is said at once, then come the events behind `position`.
 
     `sequences`: of operations in a snapshot, the last event that it has in it already.
-    `over`: there will be no more, whatever happens.
+    `over`: there will be no more, whatever happens. `sequence`: of one operation's stream, the
+    number that its next event has, where that is known.
     """
 
     position: int
     first: tuple[Said, ...] = ()
     sequences: dict[str, int] | None = None
     over: bool = False
+    sequence: int | None = None
 
 
 async def open_operation(rooms: Rooms, operation: Operation, cursor: Cursor | None) -> Opening:
-    """From its first event; from behind a cursor; or, where the cursor leads nowhere, from a
-    snapshot of the operation."""
-    events = rooms.ledger.events
+    """From its first event; from behind a cursor; or, where the cursor leads nowhere or the first
+    event is no longer there, from a snapshot of the operation."""
     if cursor is None:
-        begun = await events.of_operation(operation.id, 0, 1)
-        return Opening(begun[0].position - 1 if begun else 0)
+        begun = await rooms.ledger.events.of_operation(operation.id, 0, 1)
+        if begun and begun[0].event.sequence == 1:
+            return Opening(begun[0].position - 1, sequence=1)
+        return await reset_operation(rooms, operation, "history_pruned")
     why = await _why_reset(rooms, cursor)
     if why is None and cursor.position is not None:
         return Opening(cursor.position, over=await _is_past_end(rooms, operation, cursor.position))
-    position = await events.horizon()
+    return await reset_operation(rooms, operation, why)
+
+
+async def reset_operation(rooms: Rooms, operation: Operation, why: str | None) -> Opening:
+    """From a snapshot, and why."""
+    position = await rooms.ledger.events.horizon()
     now = await rooms.ledger.operations.get(operation.id) or operation
     data = {"position": position, "operation": _operation(now)}
     return Opening(
@@ -59,6 +67,7 @@ async def open_operation(rooms: Rooms, operation: Operation, cursor: Cursor | No
         (_reset(why), Said(ControlEvent.SNAPSHOT, data, position)),
         {now.id: now.sequence},
         over=now.done,
+        sequence=now.sequence + 1,
     )
 
 
@@ -69,6 +78,11 @@ async def open_all(rooms: Rooms, wanted: EventFilter, cursor: Cursor | None) -> 
     why = await _why_reset(rooms, cursor)
     if why is None and cursor.position is not None:
         return Opening(cursor.position)
+    return await reset_all(rooms, wanted, why)
+
+
+async def reset_all(rooms: Rooms, wanted: EventFilter, why: str | None) -> Opening:
+    """From a snapshot, and why."""
     return await _snapshot(rooms, wanted, (_reset(why),))
 
 
@@ -82,7 +96,8 @@ async def _snapshot(rooms: Rooms, wanted: EventFilter, before: tuple[Said, ...])
         operations = [
             operation
             for operation in await rooms.ledger.operations.open_ones()
-            if wanted.engine_ids is None or operation.engine_id in wanted.engine_ids
+            if (wanted.engine_ids is None or operation.engine_id in wanted.engine_ids)
+            and (not wanted.kinds or operation.kind in wanted.kinds)
         ]
         if await events.horizon() == position:
             break
@@ -129,7 +144,8 @@ async def _is_past_end(rooms: Rooms, operation: Operation, position: int) -> boo
     if not operation.done:
         return False
     last = await rooms.ledger.events.of_operation(operation.id, operation.sequence - 1, 1)
-    return bool(last) and last[0].position <= position
+    # Where it is gone, so is all that was before it, and the cursor is newer than that.
+    return not last or last[0].position <= position
 
 
 def _reset(why: str | None) -> Said:

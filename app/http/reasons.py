@@ -96,6 +96,22 @@ CATALOGUE: Mapping[str, Reason] = {
     ),
     "OVERLOADED": Reason("Too busy", "Too many requests are under way.", "Wait; try again."),
     "TOO_MANY_STREAMS": Reason("Too many streams", "Too many are open.", "Close some; wait."),
+    "TOO_MANY_ENGINE_READS": Reason(
+        "Too many wait for engines",
+        "The answer is the engine's own, and as many callers wait for that engine, or for engines "
+        "at all, as may. One that is slow must not keep everybody else out.",
+        "Try again after `Retry-After`; what was last seen of it is there without asking it.",
+    ),
+    "TOO_MANY_OPEN_OPERATIONS": Reason(
+        "Too many operations are open",
+        "As many operations of this engine have not ended as may be open at once.",
+        "Wait for some of them, or cancel them.",
+    ),
+    "ANSWER_TIMED_OUT": Reason(
+        "The gateway could not answer in time",
+        "Of a change that was asked for it is not known whether it was taken on.",
+        f"Send an order again under the same `{_KEY}`.",
+    ),
     "SHUTTING_DOWN": Reason("Shutting down", "The gateway is about to stop.", "Reconnect."),
     "NOT_READY": Reason("Not ready", "The ledger cannot be used.", "Try again soon."),
     # identity
@@ -361,6 +377,14 @@ CATALOGUE: Mapping[str, Reason] = {
         "The ledger does not answer",
         "Of a change that was under way it is not known whether it was written.",
         f"Send an order again under the same `{_KEY}`.",
+    ),
+    "LEDGER_BUSY": Reason(
+        "The ledger is busy",
+        "No connection to its database came free in time. Nothing of the request was begun.",
+        "Try again after `Retry-After`.",
+    ),
+    "HISTORY_PRUNED": Reason(
+        "Events are no longer kept", "They are older than the retention.", "Begin without a cursor."
     ),
     "LEDGER_IN_USE": Reason("The ledger is in use", "By another process.", "Stop that one."),
     "LEDGER_SCHEMA_BEHIND": Reason(

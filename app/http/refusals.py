@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from app.domain.errors import (
     ChadburnError,
+    DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
@@ -155,16 +156,26 @@ class TooManyStreams(EdgeRefusal, ResourceExhausted):
     reason = "TOO_MANY_STREAMS"
     status = 429
 
-    def __init__(self) -> None:
-        super().__init__("As many event streams are open as may be.", retry_after_s=5)
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after_s=5)
 
 
 class Overloaded(EdgeRefusal, Unavailable):
     reason = "OVERLOADED"
     status = 503
 
+    def __init__(self, message: str = "As many requests are under way as may be.") -> None:
+        super().__init__(message, retry_after_s=1)
+
+
+class AnswerTimedOut(EdgeRefusal, DeadlineExceeded):
+    """What was begun goes on to its end; only nobody waits for it any more."""
+
+    reason = "ANSWER_TIMED_OUT"
+    status = 504
+
     def __init__(self) -> None:
-        super().__init__("As many requests are under way as may be.", retry_after_s=1)
+        super().__init__("The gateway could not answer in time.")
 
 
 class Closing(EdgeRefusal, Unavailable):

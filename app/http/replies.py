@@ -55,7 +55,7 @@ def problem_entry(status: int) -> dict[int | str, dict[str, Any]]:
 
 def problems_of_every_route() -> dict[str, dict[str, Any]]:
     """Malformed, misdirected, unknown parameters; and what is ours."""
-    return {str(status): _problem() for status in (400, 421, 422, 500, 503)}
+    return {str(status): _problem() for status in (400, 421, 422, 500, 503, 504)}
 
 
 def _problem() -> dict[str, Any]:

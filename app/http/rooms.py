@@ -3,18 +3,24 @@ applications in one process share nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, cast
 
 from fastapi import Depends, Path
 from starlette.requests import Request
 
+from app.auth.principal import Principal
 from app.auth.tokens.jwks import IssuerState
 from app.clock import Clock, IdSource
 from app.domain.engine import Engine
+from app.domain.operation import Actor
 from app.http.closing import Closing
+from app.http.refusals import TooManyStreams
 from app.http.tail import Tail
+from app.http.waiting import Waiting
 from app.ledger.ledger import Ledger
 from app.observability.metrics import Metrics
 from app.observability.refused_callers import RefusedCallers
@@ -22,6 +28,7 @@ from app.operations.fleet import Fleet
 from app.operations.freezing import Freezes
 from app.operations.orders import Orders
 from app.operations.profiles import Profiles
+from app.operations.round_trips import RoundTrips
 from app.operations.sessions import Sessions
 from app.operations.settling import Settlements
 
@@ -32,18 +39,50 @@ class EdgeSettings:
 
     base_url: str
     authorization_servers: tuple[str, ...] = ()
-    max_streams: int = 512
+    request_timeout_s: float = 60.0
     stream_max_s: float = 3600.0
     stream_send_timeout_s: float = 30.0
     stream_grace_s: float = 3.0
+    stream_look_s: float = 15.0
+    """How long at most until a stream reads the clock again, and asks whether its caller may still
+    have it."""
     ping_s: float = 15.0
 
 
 @dataclass(slots=True)
 class OpenStreams:
-    """How many event streams are open now."""
+    """How many event streams are open now, of all callers and of each."""
 
+    most: int = 512
+    most_of_caller: int = 256
     count: int = 0
+    _of_caller: Counter[Actor] = field(default_factory=Counter)
+
+    def refuse_if_full(self, who: Principal) -> None:
+        """Raises TooManyStreams."""
+        if self.count >= self.most:
+            raise TooManyStreams("As many event streams are open as may be.")
+        if self._of_caller.get(_identity_of(who), 0) >= self.most_of_caller:
+            raise TooManyStreams("You have as many event streams open as one caller may.")
+
+    @contextmanager
+    def one_more(self, who: Principal) -> Iterator[None]:
+        """For the time of the block. Raises TooManyStreams."""
+        self.refuse_if_full(who)
+        caller = _identity_of(who)
+        self.count += 1
+        self._of_caller[caller] += 1
+        try:
+            yield
+        finally:
+            self.count -= 1
+            self._of_caller[caller] -= 1
+            if not self._of_caller[caller]:
+                del self._of_caller[caller]
+
+
+def _identity_of(who: Principal) -> Actor:
+    return Actor(who.issuer, who.subject, who.client_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +103,8 @@ class Rooms:
     closing: Closing
     issuer_states: Callable[[], tuple[IssuerState, ...]]
     streams: OpenStreams = field(default_factory=OpenStreams)
+    waiting: Waiting = field(default_factory=Waiting)
+    round_trips: RoundTrips = field(default_factory=RoundTrips)
 
 
 def rooms_of(request: Request) -> Rooms:
@@ -86,3 +127,12 @@ async def _house(request: Request) -> Rooms:
 House = Annotated[Rooms, Depends(_house)]
 VisibleEngine = Annotated[Engine, Depends(_engine_of)]
 """The engine that the path names, looked up after the caller's scopes were checked."""
+
+
+async def _round_trip(request: Request, engine: VisibleEngine) -> AsyncIterator[None]:
+    with rooms_of(request).round_trips.one_more(engine.id):
+        yield
+
+
+AsksTheEngine = Depends(_round_trip)
+"""The answer is the engine's own: only so many callers may wait for one."""

@@ -7,6 +7,7 @@ stranger more than that a token is needed, and nothing is parsed for one.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -23,7 +24,13 @@ from starlette.types import Message, Receive, Scope, Send
 from app.auth.requires import Declared, declared
 from app.domain.engine import Engine
 from app.domain.errors import UnknownEngine
-from app.http.refusals import MalformedJson, MalformedRequest, MediaTypeRefused, SchemaViolation
+from app.http.refusals import (
+    AnswerTimedOut,
+    MalformedJson,
+    MalformedRequest,
+    MediaTypeRefused,
+    SchemaViolation,
+)
 from app.http.rooms import rooms_of
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -48,6 +55,16 @@ class EdgeRoute(APIRoute):
         known = frozenset(field.alias for field in fields)
         single = known - {field.alias for field in fields if _many(field)}
 
+        async def within_its_time(request: Request) -> Response:
+            limit_s = rooms_of(request).edge.request_timeout_s
+            try:
+                async with asyncio.timeout(limit_s) as limit:
+                    return await handler(request)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise AnswerTimedOut from None
+
         async def handler(request: Request) -> Response:
             if say is None:
                 raise UndeclaredRoute(self.name)  # never open by having been forgotten
@@ -62,7 +79,7 @@ class EdgeRoute(APIRoute):
                 await _check_body(request, required=self.body_field.field_info.is_required())
             return await inner(request)
 
-        return handler
+        return within_its_time
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """HEAD is GET without the body, on every route."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from app.http.closing import Closing
 from app.http.connection import within
 
 _BACKLOG = 2048
+_OTHER_FILES = 256  # connections to databases and engines, files, what is being accepted
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -36,6 +38,19 @@ def bound(host: str, port: int) -> socket.socket:
     return listener
 
 
+def most_connections(wanted: int) -> int:
+    """How many connections of clients this process can hold: as many as are wanted, if it may have
+    so many files open and some besides. It lets itself have as many as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    needed = wanted + _OTHER_FILES
+    if soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(1, min(wanted, soft - _OTHER_FILES))
+
+
 class GatewayServer(uvicorn.Server):
     """The lifespan is entered here and not by uvicorn, so that what it raises at the start
     reaches whoever called `serve`.
@@ -52,13 +67,15 @@ class GatewayServer(uvicorn.Server):
         grace_s: float,
         keep_alive_s: int,
         receive_timeout_s: float,
+        send_timeout_s: float = 30.0,
+        max_connections: int = 4096,
         on_ready: Callable[[], None],
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 lifespan="off",
-                http=within(receive_timeout_s),
+                http=within(receive_timeout_s, send_timeout_s, most_connections(max_connections)),
                 ws="none",
                 log_config=None,
                 access_log=False,

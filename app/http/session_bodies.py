@@ -34,7 +34,7 @@ SessionId = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,128}$")]
 Positive = Annotated[int, Field(ge=1, le=BIGGEST)]
 Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2}){1,4096}$")]
 Specs = Annotated[
-    tuple[TensorSpecBody, ...], BeforeValidator(sequence), Field(min_length=1, max_length=65536)
+    tuple[TensorSpecBody, ...], Field(min_length=1, max_length=65536), BeforeValidator(sequence)
 ]
 
 
@@ -132,8 +132,8 @@ class IpcChunkBody(Body):
     tensors: Specs
     handles: Annotated[
         tuple[IpcHandleBody, ...],
-        BeforeValidator(sequence),
         Field(min_length=1, max_length=262_144),
+        BeforeValidator(sequence),
     ] = Field(description="One for each tensor and device, grouped by tensor.")
 
     def payload(self) -> IpcChunk:
@@ -146,7 +146,7 @@ class IpcChunkBody(Body):
 
 class DiskChunkBody(Body):
     files: Annotated[
-        tuple[TensorName, ...], BeforeValidator(sequence), Field(min_length=1, max_length=4096)
+        tuple[TensorName, ...], Field(min_length=1, max_length=4096), BeforeValidator(sequence)
     ] = Field(description="Below the path of the session.")
 
 

@@ -4,6 +4,9 @@ Without it, each commit would send every open stream to the database. One reader
 ledger and keeps the last few thousand events; a stream that is near the end reads here, and one
 that is further behind, or slow, reads the ledger at its own pace. So there is no buffer per
 stream that could overflow, and nothing is ever dropped.
+
+All streams together take two connections to the database at most: one for the follower, and one
+for whoever opens or is behind, in turn. The requests of everybody else have the others.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from app.domain.errors import ChadburnError
+from app.ledger.errors import HistoryPruned
 from app.ledger.ledger import Ledger
 from app.ledger.values import EventFilter, StoredEvent
 from app.observability.log import logger
@@ -42,6 +46,8 @@ class Tail:
         self._kept: deque[StoredEvent] = deque(maxlen=kept)
         self._begin = 0  # everything behind it, up to `position`, is in `_kept`
         self.position = 0
+        self.turn = asyncio.Lock()
+        """Held by a stream while it reads the ledger."""
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -58,10 +64,12 @@ class Tail:
     async def after(
         self, position: int, wanted: EventFilter, limit: int = 500
     ) -> tuple[tuple[StoredEvent, ...], int]:
-        """As `ledger.events.after`: the matching events behind `position`, and the horizon."""
-        if position < self._begin or wanted.kinds:
-            # An event does not say its operation's kind, so that filter is the database's.
-            return await self._ledger.events.after(position, wanted, limit)
+        """As `ledger.events.after`: the matching events behind `position`, and the horizon.
+
+        Raises HistoryPruned."""
+        if position < self._begin:
+            async with self.turn:
+                return await self._ledger.events.after(position, wanted, limit)
         newer: list[StoredEvent] = []
         for stored in reversed(self._kept):  # a reader is near the end, or it is not here
             if stored.position <= position:
@@ -109,7 +117,17 @@ class Tail:
 
     async def _take_batch(self) -> bool:
         """Read on once. True: that was all there is for now."""
-        events, horizon = await self._ledger.events.after(self.position, _EVERYTHING, self._batch)
+        try:
+            events, horizon = await self._ledger.events.after(
+                self.position, _EVERYTHING, self._batch
+            )
+        except HistoryPruned:
+            # This process stood still for longer than history is kept. Streams find out by
+            # themselves that they have missed something.
+            self._kept.clear()
+            self._begin = self.position = await self._ledger.events.horizon()
+            self.wake()
+            return False
         for stored in events:
             if len(self._kept) == self._kept.maxlen:
                 self._begin = self._kept[0].position
@@ -135,5 +153,6 @@ def _matches(stored: StoredEvent, wanted: EventFilter) -> bool:
     return (
         (wanted.engine_ids is None or event.engine_id in wanted.engine_ids)
         and (wanted.operation_id is None or event.operation_id == wanted.operation_id)
+        and (not wanted.kinds or stored.kind in wanted.kinds)
         and (not wanted.types or event.type in wanted.types)
     )

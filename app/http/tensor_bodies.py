@@ -20,7 +20,7 @@ GroupRank = Annotated[int, Field(ge=0, le=65535)]
 class TensorSpecBody(Body):
     name: TensorName
     dtype: Annotated[TensorDtype, Field(strict=False)]
-    shape: Annotated[tuple[Count, ...], BeforeValidator(sequence), Field(max_length=16)]
+    shape: Annotated[tuple[Count, ...], Field(max_length=16), BeforeValidator(sequence)]
 
     def spec(self) -> TensorSpec:
         return TensorSpec(self.name, self.dtype, self.shape)

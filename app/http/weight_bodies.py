@@ -56,7 +56,7 @@ class DiskSourceBody(Body):
 
     path: Path = Field(description="As the engine's host sees it.")
     digests: Annotated[
-        tuple[FileDigestBody, ...], BeforeValidator(sequence), Field(max_length=4096)
+        tuple[FileDigestBody, ...], Field(max_length=4096), BeforeValidator(sequence)
     ] = Field((), description="Of the files that are to be checked before they are used.")
 
     def source(self) -> DiskWeights:
@@ -74,8 +74,8 @@ class SharedMemorySourceBody(Body):
     size_bytes: Count
     tensors: Annotated[
         tuple[SharedTensorBody, ...],
-        BeforeValidator(sequence),
         Field(min_length=1, max_length=65536),
+        BeforeValidator(sequence),
     ]
     sha256: Sha256 | None = Field(None, description="Of the whole object.")
 
@@ -108,8 +108,8 @@ class InlineSourceBody(Body):
 
     tensors: Annotated[
         tuple[InlineTensorBody, ...],
-        BeforeValidator(sequence),
         Field(min_length=1, max_length=65536),
+        BeforeValidator(sequence),
     ]
 
     def source(self) -> InlineWeights:
@@ -147,8 +147,8 @@ class DistributedSourceBody(Body):
     source_rank: GroupRank = Field(0, description="The one that sends.")
     tensors: Annotated[
         tuple[TensorSpecBody, ...],
-        BeforeValidator(sequence),
         Field(min_length=1, max_length=65536),
+        BeforeValidator(sequence),
     ] = Field(description="In the order in which they are sent.")
 
     def source(self) -> DistributedWeights:
@@ -233,8 +233,8 @@ class UpdateWeightsBody(OrderBody):
     )
     components: Annotated[
         tuple[Annotated[Component, Field(strict=False)], ...],
-        BeforeValidator(sequence),
         Field(min_length=1, max_length=8),
+        BeforeValidator(sequence),
     ] = (Component.TARGET,)
     pause: Annotated[PauseMode, Field(strict=False)] | PauseAroundBody | None = Field(
         None,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -17,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from app.domain.errors import ChadburnError, InvalidArgument
-from app.ledger.errors import LedgerUnavailable
+from app.ledger.errors import LedgerBusy, LedgerUnavailable
 from app.ledger.target import LedgerFile, Target
 
 T = TypeVar("T")
@@ -25,8 +25,9 @@ _log = logging.getLogger(__name__)
 
 _WRITES = "ledger_writes"  # execution option: this transaction will write
 
-_POOL_TIMEOUT_S = 10.0
+WAIT_S = 5.0
 _BUSY_TIMEOUT_MS = 10_000
+_CLOSE_TIMEOUT_S = 35.0  # longer than a statement may take
 _TRIES = 10
 
 # A connection that went dead without a word is given up within half a minute.
@@ -72,7 +73,7 @@ def make_engine(
     target: Target,
     *,
     pool_size: int = 2,
-    pool_timeout_s: float = _POOL_TIMEOUT_S,
+    pool_timeout_s: float = WAIT_S,
     migrating: bool = False,
 ) -> AsyncEngine:
     """`migrating`: without limits of time, and on SQLite without foreign keys, which would act
@@ -155,8 +156,37 @@ def database_errors() -> Iterator[None]:
         yield
     except (IntegrityError, DataError, ProgrammingError):
         raise
-    except (DBAPIError, PoolTimeout) as error:
+    except PoolTimeout as error:
+        raise _busy() from error
+    except DBAPIError as error:
         raise LedgerUnavailable("the ledger's database does not answer") from error
+
+
+def _busy() -> LedgerBusy:
+    message = "no connection to the ledger's database came free in time"
+    return LedgerBusy(message, retry_after_s=1)
+
+
+class Share:
+    """A part of the pool: so many connections at once, and a wait that has an end. Whoever asks
+    most can so not take all there are."""
+
+    def __init__(self, most: int, wait_s: float) -> None:
+        self._free = asyncio.Semaphore(most)
+        self._wait_s = wait_s
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """For the time of the block. Raises LedgerBusy."""
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._free.acquire()
+        except TimeoutError:
+            raise _busy() from None
+        try:
+            yield
+        finally:
+            self._free.release()
 
 
 class Raced(Exception):
@@ -196,16 +226,21 @@ class Database:
         engine: AsyncEngine,
         on_placed: Callable[[], None],
         file: LedgerFile | None = None,
+        *,
+        wait_s: float = WAIT_S,
     ) -> None:
         """`on_placed` is called after the end of every transaction that took positions. `file`:
-        on SQLite, where everything is kept."""
+        on SQLite, where everything is kept. `wait_s`: for a connection to come free."""
         self.postgres = engine.dialect.name == "postgresql"
         self._engine = engine
         self._writer = for_writing(engine)
         self._on_placed = on_placed
         self._file = file
-        # SQLite's own waiting for its write lock is by trial and not in order of arrival.
-        self._turn = None if self.postgres else asyncio.Lock()
+        size = cast("int", engine.pool.size())  # type: ignore[attr-defined]
+        self._readers = Share(max(1, size - 1), wait_s)
+        # SQLite takes one writer, and its own waiting for the write lock is by trial and not in
+        # order of arrival.
+        self._writers = Share(_most_writers(size) if self.postgres else 1, wait_s)
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -229,9 +264,13 @@ class Database:
             self._file.check()
 
     async def close(self) -> None:
+        """Let what runs come to its end, which on a database that stands still has none."""
         self._closed = True
-        while self._running:
-            await asyncio.wait(tuple(self._running))
+        if self._running:
+            _, late = await asyncio.wait(tuple(self._running), timeout=_CLOSE_TIMEOUT_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
         await self._engine.dispose()
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
@@ -249,7 +288,7 @@ class Database:
 
     async def _read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         with database_errors():
-            async with self._engine.connect() as connection:
+            async with self._readers.one(), self._engine.connect() as connection:
                 return await work(connection)
 
     async def _write(self, work: Callable[[Write], Awaitable[T]]) -> T:
@@ -268,8 +307,7 @@ class Database:
         write: Write | None = None
         try:
             async with AsyncExitStack() as stack:
-                if self._turn is not None:
-                    await stack.enter_async_context(self._turn)
+                await stack.enter_async_context(self._writers.one())
                 connection = await stack.enter_async_context(self._writer.begin())
                 write = Write(connection, self.postgres)
                 done = await work(write)
@@ -279,6 +317,11 @@ class Database:
             if write is not None and write.placed:
                 # Also when it was rolled back: readers may have been waiting behind its place.
                 self._on_placed()
+
+
+def _most_writers(pool_size: int) -> int:
+    """Some are always left to those who read."""
+    return max(1, pool_size - (2 if pool_size >= 5 else 1))
 
 
 def _tell_of_failure(task: asyncio.Task[Any]) -> None:

@@ -24,6 +24,18 @@ class LedgerUnavailable(Unavailable):
     reason = "LEDGER_UNAVAILABLE"
 
 
+class LedgerBusy(LedgerUnavailable):
+    """No connection came free within the limit. Nothing of what was asked for has been begun."""
+
+    reason = "LEDGER_BUSY"
+
+
+class HistoryPruned(Aborted):
+    """Events behind the position that was to be read on from are no longer kept."""
+
+    reason = "HISTORY_PRUNED"
+
+
 class LedgerInUse(FailedPrecondition):
     """Another process has this SQLite ledger open; SQLite serves one gateway."""
 

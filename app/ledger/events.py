@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.ledger import positions
 from app.ledger.database import Database
+from app.ledger.errors import HistoryPruned
 from app.ledger.rows import event_of
 from app.ledger.tables import events
 from app.ledger.values import EventFilter, StoredEvent
@@ -45,7 +46,11 @@ class Events:
     ) -> tuple[tuple[StoredEvent, ...], int]:
         """The matching events behind `position`, in order, and the horizon: the position up to
         which everything that matches has been given. Go on from the horizon, not from the last
-        event. The horizon is never below `position`."""
+        event. The horizon is never below `position`.
+
+        Raises HistoryPruned where some of them are no longer there. Not for one operation alone:
+        its events go all at once, with it, and its sequence tells whether they are whole.
+        """
 
         async def look(connection: AsyncConnection) -> tuple[tuple[StoredEvent, ...], int]:
             horizon = await positions.settled(connection, self._database.postgres)
@@ -60,6 +65,9 @@ class Events:
                 .limit(limit)
             )
             found = tuple(event_of(row) for row in await connection.execute(query))
+            # Looked at last, since pruning may go on in between.
+            if wanted.operation_id is None and position < await positions.pruned_to(connection):
+                raise HistoryPruned("these events are no longer kept")
             reached = found[-1].position if len(found) == limit else horizon
             return found, max(reached, position)
 

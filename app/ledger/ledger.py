@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.clock import Clock
 from app.ledger.audit import Audit
-from app.ledger.database import Database, libpq_options, make_engine
+from app.ledger.database import (
+    WAIT_S,
+    Database,
+    database_errors,
+    libpq_options,
+    make_engine,
+)
 from app.ledger.engines import Engines
+from app.ledger.errors import LedgerUnavailable
 from app.ledger.events import Events
 from app.ledger.freezes import Freezes
 from app.ledger.leases import Leases
@@ -26,6 +34,8 @@ from app.ledger.wakes import Wakes
 
 if TYPE_CHECKING:
     from app.ledger.watch import Watch
+
+_CHECK_S = 3.0
 
 
 class Ledger:
@@ -47,7 +57,13 @@ class Ledger:
     freezes: Freezes
 
     def __init__(
-        self, database: Database, wakes: Wakes, clock: Clock, schema: ReleaseSchema, identity: str
+        self,
+        database: Database,
+        wakes: Wakes,
+        clock: Clock,
+        schema: ReleaseSchema,
+        identity: str,
+        probe: AsyncEngine,
     ) -> None:
         """For `open`, which also prepares what has to be given back at the end."""
         self.identity = identity
@@ -61,6 +77,8 @@ class Ledger:
         self.freezes = Freezes(database, clock)
         self._database = database
         self._schema = schema
+        self._probe = probe
+        self._checking: asyncio.Task[None] | None = None
         self._held = AsyncExitStack()
 
     @classmethod
@@ -71,12 +89,14 @@ class Ledger:
         clock: Clock,
         migrate: bool = False,
         pool_size: int = 10,
+        wait_s: float = WAIT_S,
         poll_interval_s: float = 1.0,
     ) -> Ledger:
         """Open `sqlite+aiosqlite:///path` or `postgresql+psycopg://…`.
 
         `sqlite:///` and `postgresql://` mean the same drivers. `migrate`: bring the schema to
-        this release first. `poll_interval_s`: how often subscriptions look for events that
+        this release first. `wait_s`: for a connection of the pool to come free; longer is
+        LedgerBusy. `poll_interval_s`: how often subscriptions look for events that
         nobody announced. On SQLite this process becomes the only one that has the file, so all
         leases of earlier processes end here.
 
@@ -89,8 +109,11 @@ class Ledger:
             if migrate:
                 await bring_up(target)
             schema = await release_schema()
-            engine = make_engine(target, pool_size=pool_size)
+            engine = make_engine(target, pool_size=pool_size, pool_timeout_s=wait_s)
             held.push_async_callback(engine.dispose)
+            # Apart, so that it says whether the database answers, and not how busy the pool is.
+            probe = make_engine(target, pool_size=1, pool_timeout_s=_CHECK_S)
+            held.push_async_callback(probe.dispose)
             wakes = Wakes()
             watch: Watch | None = None
             if target.path is None:
@@ -110,7 +133,7 @@ class Ledger:
                     watch.announce()
 
             file = None if target.path is None else LedgerFile.at(target.path)
-            database = Database(engine, on_placed=tell, file=file)
+            database = Database(engine, on_placed=tell, file=file, wait_s=wait_s)
             held.push_async_callback(database.close)
 
             async def look(connection: AsyncConnection) -> str:
@@ -118,7 +141,7 @@ class Ledger:
                 return str((await connection.execute(select(ledger.c.identity))).scalar_one())
 
             identity = await database.read(look)
-            opened = cls(database, wakes, clock, schema, identity)
+            opened = cls(database, wakes, clock, schema, identity, probe)
             if watch is not None:
                 watch.start()
             else:
@@ -129,16 +152,29 @@ class Ledger:
 
     async def close(self) -> None:
         """Let running writes end, then give everything back. May be called twice."""
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.gather(self._checking, return_exceptions=True)
         await self._held.aclose()
 
     async def check(self) -> None:
-        """Raises LedgerUnavailable, SchemaBehind or SchemaAhead: not ready."""
-
-        async def look(connection: AsyncConnection) -> None:
-            await check_connection(connection, self._schema)
-
+        """Raises LedgerUnavailable, SchemaBehind or SchemaAhead: not ready. Callers who come at the
+        same time share one look, and none waits longer than a few seconds."""
         self._database.check_file()
-        await self._database.read(look)
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._look())
+            # Whoever waited may have left by then.
+            self._checking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        checking = self._checking
+        await asyncio.wait({checking}, timeout=_CHECK_S)
+        if not checking.done() or checking.cancelled():
+            raise LedgerUnavailable("the ledger's database does not answer")
+        checking.result()
+
+    async def _look(self) -> None:
+        with database_errors():
+            async with self._probe.connect() as connection:
+                await check_connection(connection, self._schema)
 
     def pool_in_use(self) -> int:
         """How many pooled connections are out at this moment."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, delete, select, update
+from sqlalchemy import ColumnElement, Select, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.clock import Clock
@@ -131,6 +131,15 @@ class Operations:
     async def get(self, operation_id: str) -> Operation | None:
         async def look(connection: AsyncConnection) -> Operation | None:
             return await _find(connection, operation_id)
+
+        return await self._database.read(look)
+
+    async def count_open(self, engine_id: str) -> int:
+        """How many operations of the engine have not ended."""
+        query = select(func.count()).where(is_open, operations.c.engine_id == engine_id)
+
+        async def look(connection: AsyncConnection) -> int:
+            return int((await connection.execute(query.select_from(operations))).scalar_one())
 
         return await self._database.read(look)
 

@@ -135,7 +135,7 @@ def event_of(row: Row[Any]) -> StoredEvent:
         data=row.data,
         engine_sequence=row.engine_sequence,
     )
-    return StoredEvent(row.position, event)
+    return StoredEvent(row.position, event, OperationKind(row.kind))
 
 
 def audit_values(entry: AuditEntry) -> Values:

@@ -38,10 +38,12 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """`position`: its place in the order of all events of this ledger, from 1, with gaps."""
+    """`position`: its place in the order of all events of this ledger, from 1, with gaps. `kind`:
+    of its operation."""
 
     position: int
     event: OperationEvent
+    kind: OperationKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from app.domain.errors import (
     OperationEnded,
     StalePauseEpoch,
     StaleReleaseEpoch,
+    TooManyOpenOperations,
     UnknownOperation,
 )
 from app.domain.facts import EngineFacts
@@ -92,8 +93,10 @@ class Orders:
         deadlines: Deadlines,
         key_retention_s: float = 86_400.0,
         queue_limit: int = 16,
+        max_open: int = 64,
     ) -> None:
-        """`queue_limit`: so many orders may wait for one engine."""
+        """`queue_limit`: so many orders may wait for one engine. `max_open`: so many of its
+        operations, of those that need not wait, may be open."""
         self._ledger = ledger
         self._fleet = fleet
         self._runner = runner
@@ -102,6 +105,7 @@ class Orders:
         self._deadlines = deadlines
         self._key_retention = timedelta(seconds=key_retention_s)
         self._queue_limit = queue_limit
+        self._max_open = max_open
         self._under_way: set[asyncio.Task[Any]] = set()
 
     async def submit(self, request: OrderRequest) -> Accepted:
@@ -116,7 +120,7 @@ class Orders:
         Raises UnknownEngine, IdempotencyKeyReused, MissingIdempotencyKey, EngineFrozen,
         UnsupportedOperation, EngineUnreachable (it never answered, so nothing is known to judge
         by), InvalidArgument, RevisionMismatch, FailedPrecondition and its leaves, EngineBusy,
-        QueueFull. A refusal is audited.
+        QueueFull, TooManyOpenOperations. A refusal is audited.
         """
         # A client that goes away between the commit and the runner must not leave an order lying.
         return await self._to_the_end(self._submit(request))
@@ -200,6 +204,8 @@ class Orders:
             try:
                 self._require_thawed(engine, request)
                 judged = await self._judge(request)
+                if not kind.exclusive:  # those have the slot and the queue
+                    await self._check_room(request.engine_id)
             except LedgerUnavailable:
                 raise
             except ChadburnError:
@@ -294,6 +300,14 @@ class Orders:
         if request.when_busy != "queue" or not request.command.kind.exclusive:
             return False
         return (await self._ledger.operations.line(request.engine_id)).first is not None
+
+    async def _check_room(self, engine_id: str) -> None:
+        """Each open operation is driven by a task and looked for by every gateway each second.
+        Several that come at once may be a few more: this bounds memory, and promises nothing."""
+        if await self._ledger.operations.count_open(engine_id) >= self._max_open:
+            raise TooManyOpenOperations(
+                "as many operations of this engine are open as may be", retry_after_s=5
+            )
 
     async def _load(self, engine_id: str) -> JsonObject | None:
         try:

@@ -150,6 +150,8 @@ async def gateway(
             grace_s=5.0,
             keep_alive_s=30,
             receive_timeout_s=settings.receive_timeout_s,
+            send_timeout_s=settings.stream_send_timeout_s,
+            max_connections=settings.max_connections,
             on_ready=ready.set,
         )
         serving = asyncio.create_task(_serve(server, listener))

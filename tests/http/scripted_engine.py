@@ -31,7 +31,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ScriptedEngine:
-    """`go` cleared: orders wait before they end. `progress`: how many such events an order has."""
+    """`go` cleared: orders wait before they end. `answers` cleared: questions wait. `progress`: how
+    many such events an order has."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -39,6 +40,8 @@ class ScriptedEngine:
         self.keys: list[str] = []
         self.go = asyncio.Event()
         self.go.set()
+        self.answers = asyncio.Event()
+        self.answers.set()
         self.progress = 0
         self.revision = 3
         self.pause_epoch = 0
@@ -154,6 +157,7 @@ class _Admin(admin_pb2_grpc.OpenEngineAdminServicer):
         self._engine = engine
 
     async def GetAdminProfile(self, request: Any, context: Any) -> admin_pb2.AdminProfile:
+        await self._engine.answers.wait()
         return self._engine.profile()
 
     async def GetOperation(self, request: Any, context: Any) -> admin_pb2.AdminOperation:

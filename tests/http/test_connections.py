@@ -130,3 +130,35 @@ async def test_a_request_that_is_whole_has_all_the_time_it_needs(hasty: Gateway)
     waiting = await hasty.order("pause", {"mode": "drain"}, {"Prefer": "wait=2"})
     assert waiting.status_code == 202
     hasty.engine.go.set()
+
+
+async def test_there_is_always_room_for_one_more(tmp_path: Path) -> None:
+    """Beyond the limit the connection goes that has been without a request for longest."""
+    async with gateway(tmp_path / "data", registered=False, max_connections=16) as gate:
+        silent = [await asyncio.open_connection("127.0.0.1", gate.port) for _ in range(16)]
+        try:
+            assert (await gate.http.get("/healthz")).status_code == 200
+            async with asyncio.timeout(30):
+                assert await silent[0][0].read() == b""
+            assert not silent[1][0].at_eof()
+            assert (await gate.http.get("/v1/engines", headers=gate.auth())).status_code == 200
+        finally:
+            for _, writer in silent:
+                writer.close()
+
+
+async def test_a_client_that_takes_nothing_is_not_kept(tmp_path: Path) -> None:
+    async with gateway(tmp_path / "data", stream_send_timeout_s=0.5) as gate:
+        await gate.http.aclose()
+        held = gate.server.server_state.connections
+        while held:  # noqa: ASYNC110 - the end of connections has no event here
+            await asyncio.sleep(0.02)
+        reader, writer = await asyncio.open_connection("127.0.0.1", gate.port, limit=1024)
+        # More than buffers of the system hold.
+        writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
+        await writer.drain()
+        async with asyncio.timeout(30):
+            await reader.readexactly(10)
+            while held:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        writer.close()

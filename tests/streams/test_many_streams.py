@@ -41,7 +41,6 @@ async def open_streams(gate: Gateway, path: str, count: int, held: AsyncExitStac
 
 
 async def test_two_hundred_open_streams_hold_no_connection(tmp_path: Path) -> None:
-    """AT-16."""
     small = gateway(tmp_path / "data", database_pool_size=5)
     async with small as gate, AsyncExitStack() as held:
         path = await drain_path(gate)
@@ -69,6 +68,35 @@ async def test_as_many_as_may_be(tmp_path: Path) -> None:
         await open_streams(gate, path, 1, held)
 
 
+async def test_as_many_as_one_caller_may_have(tmp_path: Path) -> None:
+    async with (
+        gateway(tmp_path / "data", max_streams_per_caller=2) as gate,
+        AsyncExitStack() as held,
+    ):
+        path = await drain_path(gate)
+        await open_streams(gate, path, 2, held)
+        refused = await gate.get(path)
+        assert (refused.status_code, refused.json()["reason"]) == (429, "TOO_MANY_STREAMS")
+        somebody_else = gate.auth(subject="bob")
+        async with watching(gate, path, headers=somebody_else) as reader:
+            assert reader.answer.status_code == 200
+        await held.aclose()
+        await settled(lambda: gate.rooms.streams.count == 0)
+        await open_streams(gate, path, 2, held)
+
+
+async def test_of_many_that_come_at_once_no_more_than_may_be_get_in(tmp_path: Path) -> None:
+    async with gateway(tmp_path / "data", max_streams=5) as gate, AsyncExitStack() as held:
+        path = await drain_path(gate)
+
+        async def one() -> int:
+            reader = await held.enter_async_context(watching(gate, path))
+            return reader.answer.status_code
+
+        statuses = await asyncio.gather(*(one() for _ in range(20)))
+        assert sorted(statuses) == [200] * 5 + [429] * 15
+
+
 async def test_streams_do_not_take_the_places_of_requests(tmp_path: Path) -> None:
     narrow = gateway(tmp_path / "data", max_concurrent_requests=2)
     async with narrow as gate, AsyncExitStack() as held:
@@ -80,17 +108,24 @@ async def test_streams_do_not_take_the_places_of_requests(tmp_path: Path) -> Non
 
 async def test_opening_and_leaving_leaves_nothing_behind(gate: Gateway) -> None:
     path = await drain_path(gate)
-    async with AsyncExitStack() as warm_up:
-        await open_streams(gate, path, 2, warm_up)
-    await settled(lambda: gate.rooms.streams.count == 0)
     await gate.http.aclose()
-    await asyncio.sleep(0.2)
-    before = len(asyncio.all_tasks())
+    # Once for what is opened when it is first needed and then kept, as the pool's connections are.
+    await asyncio.gather(*(reset_at_once(gate, path) for _ in range(100)))
+    await settled(lambda: not gate.server.server_state.connections)
+    await settled(lambda: gate.rooms.streams.count == 0)
+    await settled(lambda: gate.rooms.ledger.pool_in_use() == 0)
+    before, files = len(asyncio.all_tasks()), open_files()
     for _ in range(5):
         await asyncio.gather(*(reset_at_once(gate, path) for _ in range(100)))
     await settled(lambda: gate.rooms.streams.count == 0)
     await settled(lambda: len(asyncio.all_tasks()) <= before + 5)
     await settled(lambda: gate.rooms.ledger.pool_in_use() == 0)
+    await settled(lambda: not gate.server.server_state.connections)
+    await settled(lambda: open_files() <= files + 2)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def reset_at_once(gate: Gateway, path: str) -> None:

@@ -179,6 +179,25 @@ async def test_a_stream_ends_with_its_token(gate: Gateway) -> None:
     assert after[0].data["sequence"] == events[-2].data["sequence"] + 1
 
 
+async def test_a_stream_ends_when_its_token_is_no_longer_good(gate: Gateway) -> None:
+    object.__setattr__(gate.rooms.edge, "stream_look_s", 0.1)
+    path = await paused(gate)
+    old = gate.auth()
+    async with watching(gate, path, headers=old) as reader:
+        events = aiter(reader)
+        first_heard = await anext(events)
+        assert first_heard.type == "accepted"
+        # The issuer withdraws the key, and the gateway hears of it by somebody else's token.
+        gate.issuer.rotate(keep_previous=False)
+        assert (await gate.get("/v1/engines")).status_code == 200
+        rest = [event async for event in events]
+    assert (rest[-1].type, rest[-1].data) == ("goodbye", {"reason": "permission_lost"})
+    assert (await gate.http.get(path, headers=old)).status_code == 401
+    gate.engine.go.set()
+    after = await heard(gate, path, reader.last_id)
+    assert after[-1].type == "completed"
+
+
 async def test_a_stream_has_a_longest_life(tmp_path: Path) -> None:
     async with gateway(tmp_path / "data", stream_max_s=0.5) as gate:
         events = await heard(gate, await paused(gate))
@@ -186,7 +205,7 @@ async def test_a_stream_has_a_longest_life(tmp_path: Path) -> None:
 
 
 async def test_a_reader_that_takes_nothing_is_cut_off_and_loses_nothing(tmp_path: Path) -> None:
-    async with gateway(tmp_path / "data", stream_send_timeout_s=0.5) as gate:
+    async with gateway(tmp_path / "data", stream_send_timeout_s=2.0) as gate:
         path = await paused(gate)
         operation_id = path.split("/")[3]
         async with asyncio.timeout(20):

@@ -34,7 +34,9 @@ _TOKEN_NAMES = frozenset(
 class Doors:
     """`allowed_hosts`: names without port. Loopback addresses count as one name, `localhost`.
     `max_update_bytes`: of updates of weights, whose tensors may come in the body; nobody's is read
-    who may not give one."""
+    who may not give one. `max_bodies_bytes`: of all bodies that are held at once.
+    `max_concurrent`: requests; of these `max_changing` may be other than reads, so that reading
+    goes on when orders pile up."""
 
     def __init__(
         self,
@@ -43,16 +45,22 @@ class Doors:
         allowed_hosts: Iterable[str],
         max_body_bytes: int,
         max_update_bytes: int,
+        max_bodies_bytes: int,
         max_concurrent: int,
+        max_changing: int,
         receive_timeout_s: float,
     ) -> None:
         self._app = app
         self._hosts = frozenset(map(_canonical, allowed_hosts))
         self._max_body_bytes = max_body_bytes
         self._max_update_bytes = max(max_update_bytes, max_body_bytes)
+        self._max_bodies_bytes = max(max_bodies_bytes, self._max_update_bytes)
         self._max_concurrent = max_concurrent
+        self._max_changing = max_changing
         self._receive_timeout_s = receive_timeout_s
         self._under_way = 0
+        self._changing = 0
+        self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,15 +73,19 @@ class Doors:
             return
         update = _UPDATE.fullmatch(scope["path"]) is not None
         limit = self._max_update_bytes if update else self._max_body_bytes
-        limited = _limited(receive, Headers(scope=scope), limit, self._receive_timeout_s)
-        if probe:
-            await self._app(scope, limited, send)
-            return
-        slot = _Slot(self)
+        body = _Body(self, receive, Headers(scope=scope), limit, self._receive_timeout_s)
         try:
-            await self._app(scope, limited, slot.watching(send))
+            if probe:
+                await self._app(scope, body.read, send)
+                return
+            slot = _Slot(self, changing=_changes(scope))
+            scope.setdefault("state", {})["place"] = slot
+            try:
+                await self._app(scope, body.read, slot.watching(send))
+            finally:
+                slot.free()
         finally:
-            slot.free()
+            body.let_go()
 
     def _refusal(self, scope: Scope, *, probe: bool) -> ChadburnError | None:
         hosts = Headers(scope=scope).getlist("host")
@@ -86,28 +98,43 @@ class Doors:
             return TokenInQuery()
         if not probe and self._under_way >= self._max_concurrent:
             return Overloaded()
+        if _changes(scope) and self._changing >= self._max_changing:
+            return Overloaded("As many orders and changes are under way as may be.")
         return None
 
-    def enter(self) -> None:
+    def enter(self, *, changing: bool) -> None:
         self._under_way += 1
+        self._changing += changing
 
-    def leave(self) -> None:
+    def leave(self, *, changing: bool) -> None:
         self._under_way -= 1
+        self._changing -= changing
+
+    def hold(self, size: int) -> bool:
+        """Keep so much more of bodies; False: there is no room."""
+        if self._held_bytes + size > self._max_bodies_bytes:
+            return False
+        self._held_bytes += size
+        return True
+
+    def drop(self, size: int) -> None:
+        self._held_bytes -= size
 
 
 class _Slot:
-    """One place among the concurrent requests. A stream gives it back when it begins, because
-    streams last, and have a limit of their own."""
+    """One place among the concurrent requests. A stream gives it back when it begins, and a caller
+    who waits for an operation's end as long as that lasts: both have limits of their own."""
 
-    def __init__(self, doors: Doors) -> None:
+    def __init__(self, doors: Doors, *, changing: bool) -> None:
         self._doors = doors
+        self._changing = changing
         self._held = True
-        doors.enter()
+        doors.enter(changing=changing)
 
     def free(self) -> None:
         if self._held:
             self._held = False
-            self._doors.leave()
+            self._doors.leave(changing=self._changing)
 
     def watching(self, send: Send) -> Send:
         async def pass_on(message: Message) -> None:
@@ -120,37 +147,54 @@ class _Slot:
         return pass_on
 
 
-def _limited(receive: Receive, headers: Headers, limit: int, timeout_s: float) -> Receive:
-    """Raises BodyTooLarge and BodyTooSlow to whoever reads the body, so that who may not is told
-    so first. `timeout_s`: for all of it, from the first look; a sender of one byte at a time would
-    hold a place for as long as it liked."""
-    announced = headers.get("content-length", "")
-    too_large = announced.isdigit() and int(announced) > limit
-    taken = 0
-    ends_at: float | None = None
-    whole = False
+class _Body:
+    """What is received of one request's body. It is held until the request is over."""
 
-    async def read() -> Message:
-        nonlocal taken, ends_at, whole
-        if too_large:
-            raise BodyTooLarge(limit)
-        if whole:
-            return await receive()  # what comes now is that the client leaves, if ever
-        if ends_at is None:
-            ends_at = asyncio.get_running_loop().time() + timeout_s
+    def __init__(
+        self, doors: Doors, receive: Receive, headers: Headers, limit: int, timeout_s: float
+    ) -> None:
+        announced = headers.get("content-length", "")
+        self._doors = doors
+        self._receive = receive
+        self._limit = limit
+        self._too_large = announced.isdigit() and int(announced) > limit
+        self._timeout_s = timeout_s
+        self._ends_at: float | None = None
+        self._taken = 0
+        self._whole = False
+
+    async def read(self) -> Message:
+        """Raises BodyTooLarge, BodyTooSlow and Overloaded to whoever reads the body, so that who
+        may not is told so first. The time is for all of it, from the first look; a sender of one
+        byte at a time would hold a place for as long as it liked."""
+        if self._too_large:
+            raise BodyTooLarge(self._limit)
+        if self._whole:
+            return await self._receive()  # what comes now is that the client leaves, if ever
+        if self._ends_at is None:
+            self._ends_at = asyncio.get_running_loop().time() + self._timeout_s
         try:
-            async with asyncio.timeout_at(ends_at):
-                message = await receive()
+            async with asyncio.timeout_at(self._ends_at):
+                message = await self._receive()
         except TimeoutError:
             raise BodyTooSlow from None
         if message["type"] == "http.request":
-            whole = not message.get("more_body", False)
-            taken += len(message.get("body", b""))
-            if taken > limit:
-                raise BodyTooLarge(limit)
+            self._whole = not message.get("more_body", False)
+            size = len(message.get("body", b""))
+            if self._taken + size > self._limit:
+                raise BodyTooLarge(self._limit)
+            if not self._doors.hold(size):
+                raise Overloaded("As much is being received as may be at once.")
+            self._taken += size
         return message
 
-    return read
+    def let_go(self) -> None:
+        self._doors.drop(self._taken)
+        self._taken = 0
+
+
+def _changes(scope: Scope) -> bool:
+    return scope["method"] not in ("GET", "HEAD")
 
 
 def _without_port(host: str) -> str:

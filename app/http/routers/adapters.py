@@ -14,7 +14,7 @@ from app.http.calls import Call
 from app.http.documents.adapters import AdaptersDocument
 from app.http.documents.operation import OperationDocument
 from app.http.replies import problems, reply
-from app.http.rooms import House, VisibleEngine
+from app.http.rooms import AsksTheEngine, House, VisibleEngine
 from app.http.route import EdgeRoute
 from app.http.routers.needs import MayManageAdapters, MayRead
 from app.http.routers.orders import RESPONSES
@@ -31,7 +31,12 @@ AdapterInPath = Annotated[
 ]
 
 
-@router.get("", response_model=AdaptersDocument, responses=problems(404, 501, 502))
+@router.get(
+    "",
+    response_model=AdaptersDocument,
+    responses=problems(404, 429, 501, 502),
+    dependencies=[AsksTheEngine],
+)
 async def list_loras(who: MayRead, house: House, engine: VisibleEngine) -> Response:
     """What is loaded, asked now."""
     found = await house.fleet.discover(engine.id)

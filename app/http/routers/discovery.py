@@ -18,7 +18,7 @@ from app.http.documents.discovery import (
 )
 from app.http.moments import Since
 from app.http.replies import problems, reply
-from app.http.rooms import House, VisibleEngine
+from app.http.rooms import AsksTheEngine, House, VisibleEngine
 from app.http.route import EdgeRoute
 from app.http.routers.needs import MayRead
 
@@ -26,7 +26,8 @@ router = APIRouter(
     prefix="/v1/engines/{engine}",
     tags=["discovery"],
     route_class=EdgeRoute,
-    responses=problems(404, 502),
+    responses=problems(404, 429, 502),
+    dependencies=[AsksTheEngine],
 )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
@@ -10,14 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.auth.principal import Principal
+from app.auth.requires import Need
 from app.domain.events import EventType
 from app.domain.kinds import OperationKind
+from app.domain.scopes import Scope
 from app.http import streams
 from app.http.bodies import Name
 from app.http.cursors import Cursor, read_cursor
 from app.http.documents.event import EventPage
 from app.http.negotiation import chosen_type
-from app.http.openings import Opening, open_all, open_operation
+from app.http.openings import Opening, open_all, open_operation, reset_all, reset_operation
 from app.http.operation_lookup import KnownOperation
 from app.http.paging import PageSize, clamp
 from app.http.replies import problems, reply
@@ -64,6 +69,21 @@ async def _cursor(
 
 
 From = Annotated[Cursor | None, Depends(_cursor)]
+_NEEDED = Need((Scope.READ,))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Who reads which events. `begin`: where the caller wants to; `again`: from a snapshot, with
+    the reason."""
+
+    house: Rooms
+    who: Principal
+    request: Request
+    wanted: EventFilter
+    begin: Callable[[], Awaitable[Opening]]
+    again: Callable[[str], Awaitable[Opening]]
+    until_terminal: bool
 
 
 async def _wanted(
@@ -88,9 +108,16 @@ async def watch_operation(
     page_size: PageSize = 50,
 ) -> Response:
     """From its first event, or from behind the cursor, to its terminal event."""
-    opening = await open_operation(house, operation, cursor)
     wanted = EventFilter(operation_id=operation.id)
-    return await _answer(house, who, request, wanted, opening, page_size, until_terminal=True)
+
+    async def begin() -> Opening:
+        return await open_operation(house, operation, cursor)
+
+    async def again(why: str) -> Opening:
+        return await reset_operation(house, operation, why)
+
+    reading = Reading(house, who, request, wanted, begin, again, until_terminal=True)
+    return await _answer(reading, page_size)
 
 
 @router.get("/events", response_model=EventPage)
@@ -103,27 +130,44 @@ async def watch_all(
     page_size: PageSize = 50,
 ) -> Response:
     """A snapshot and what comes after it, or what comes behind the cursor. Does not end."""
-    opening = await open_all(house, wanted, cursor)
-    return await _answer(house, who, request, wanted, opening, page_size, until_terminal=False)
+
+    async def begin() -> Opening:
+        return await open_all(house, wanted, cursor)
+
+    async def again(why: str) -> Opening:
+        return await reset_all(house, wanted, why)
+
+    reading = Reading(house, who, request, wanted, begin, again, until_terminal=False)
+    return await _answer(reading, page_size)
 
 
-async def _answer(
-    house: Rooms,
-    who: Principal,
-    request: Request,
-    wanted: EventFilter,
-    opening: Opening,
-    page_size: int,
-    *,
-    until_terminal: bool,
-) -> Response:
+async def _answer(reading: Reading, page_size: int) -> Response:
+    house, request = reading.house, reading.request
     offered = (streams.MEDIA_TYPE, "application/json")
     if chosen_type(request.headers.getlist("accept"), offered) != streams.MEDIA_TYPE:
-        page = await streams.event_page(house, wanted, opening, clamp(page_size))
+        page = await streams.event_page(
+            house, reading.wanted, await reading.begin(), clamp(page_size), reading.again
+        )
         return reply(page, headers=_next(request, page, page_size))
+    streams.refuse_if_full(house, reading.who)
+
+    async def again(why: str) -> Opening:
+        async with house.tail.turn:
+            return await reading.again(why)
+
+    async with house.tail.turn:
+        opening = await reading.begin()
     if opening.over and not opening.first:
         return Response(status_code=204)
-    return streams.EventStream(house, who, wanted, opening, until_terminal=until_terminal)
+    return streams.EventStream(
+        house,
+        reading.who,
+        reading.wanted,
+        opening,
+        reopen=again,
+        still_may=partial(_NEEDED.again, request),
+        until_terminal=reading.until_terminal,
+    )
 
 
 def _next(request: Request, page: EventPage, page_size: int) -> dict[str, str]:

@@ -115,9 +115,9 @@ async def get_operation(
     prefer: PreferHeader = None,
 ) -> Response:
     """How it stands; with `Prefer: wait=N` once it has ended, or after N seconds."""
-    preference = preference_of(request.headers.getlist("prefer"))
+    preference = house.waiting.honoured(preference_of(request.headers.getlist("prefer")))
     if preference.wait_s and not operation.done:
-        operation = await awaited(house, operation, preference.wait_s)
+        operation = await awaited(request, operation, preference.wait_s)
     return operation_reply(operation, accepted=False, headers=preference.headers)
 
 

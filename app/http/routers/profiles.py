@@ -92,9 +92,9 @@ async def stop_profile(
     changes nothing."""
     note = None if body is None else body.reason
     stopped = await house.profiles.stop(profile, caller_of(request, who, note))
-    preference = preference_of(request.headers.getlist("prefer"))
+    preference = house.waiting.honoured(preference_of(request.headers.getlist("prefer")))
     if preference.wait_s and not stopped.done:
-        stopped = await awaited(house, stopped, preference.wait_s)
+        stopped = await awaited(request, stopped, preference.wait_s)
     return operation_reply(stopped, accepted=True, headers=preference.headers)
 
 
