@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.benchmarks import commits, decoding, engine_orders, orders, reads
+from tests.benchmarks import commits, decoding, engine_orders, orders, reads, streams
 from tests.benchmarks.figures import Figure
 from tests.e2e.conftest import Bridge
 from tests.e2e.driving import Gateway
@@ -53,6 +53,7 @@ def _ledger(folder: Path) -> list[Figure]:
     with _postgres() as url:
         raw = commits.raw_postgres(url)
         found += commits.figures("PostgreSQL", asyncio.run(commits.accepted(url)), raw)
+        found += asyncio.run(streams.reads_beside_streams(folder / "streams", url))
     return found
 
 
