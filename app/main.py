@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -70,12 +71,28 @@ _KEY_FETCH_TIMEOUT_S = 5.0
 _log = logger("chadburn.main")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Between:
+    """What a test puts between the gateway and its ledger and engines, to end the process at a
+    named point of an order's course. No setting leads here: what is served has nothing between.
+    `pace` None: as the settings say.
+    """
+
+    ledger: Callable[[Ledger], Ledger] = lambda ledger: ledger
+    backends: Callable[[Backends], Backends] = lambda backends: backends
+    pace: Pace | None = None
+
+
+_NOTHING_BETWEEN = Between()
+
+
 def create_app(
     settings: Settings,
     *,
     clock: Clock | None = None,
     new_id: IdSource = uuid7,
     closing: Closing | None = None,
+    between: Between = _NOTHING_BETWEEN,
 ) -> FastAPI:
     """The whole gateway. Its lifespan raises StartupRefused when it cannot begin.
 
@@ -89,7 +106,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         refuse_undeclared(app)  # also what was added after `build_api`
-        async with _opened(settings, clock, new_id, closing, metrics) as state:
+        async with _opened(settings, clock, new_id, closing, metrics, between) as state:
             yield state
 
     return build_api(
@@ -158,7 +175,12 @@ def _print_address(url: str) -> None:
 
 @asynccontextmanager
 async def _opened(
-    settings: Settings, clock: Clock, new_id: IdSource, closing: Closing, metrics: Metrics
+    settings: Settings,
+    clock: Clock,
+    new_id: IdSource,
+    closing: Closing,
+    metrics: Metrics,
+    between: Between,
 ) -> AsyncIterator[dict[str, Any]]:
     # What can be wrong with the settings is found before anything is opened.
     issuers, reach = issuers_of(settings), reach_of(settings)
@@ -167,14 +189,15 @@ async def _opened(
     async with AsyncExitStack() as held:
         ledger = await opened_ledger(settings, clock)
         held.push_async_callback(ledger.close)
+        ledger = between.ledger(ledger)
         http = await held.enter_async_context(
             httpx2.AsyncClient(timeout=_KEY_FETCH_TIMEOUT_S, follow_redirects=False)
         )
         verifier = TokenVerifier(issuers, http=http, now=clock.now)
         held.push_async_callback(verifier.aclose)
-        backends = Backends(reach, Credentials(credentials, clock), clock)
+        backends = between.backends(Backends(reach, Credentials(credentials, clock), clock))
         fleet, runner, orders, sessions = _use_cases(
-            settings, ledger, backends, clock, new_id, deadlines
+            settings, ledger, backends, clock, new_id, deadlines, between.pace
         )
         tail = Tail(ledger, on_event=_counting(ledger, metrics))
         closing.tell(tail.wake)
@@ -243,11 +266,14 @@ def _use_cases(
     clock: Clock,
     new_id: IdSource,
     deadlines: Deadlines,
+    pace: Pace | None,
 ) -> tuple[Fleet, Runner, Orders, Sessions]:
     fleet = Fleet(ledger, backends, clock, observe_interval_s=settings.observe_interval_s)
     # For people who look who drives an engine; the id is what tells one life from another.
     owner = f"{socket.gethostname()}:{os.getpid()}:{new_id()}"
-    runner = Runner(ledger, fleet, clock, owner=owner, pace=Pace(lease_ttl_s=settings.lease_s))
+    runner = Runner(
+        ledger, fleet, clock, owner=owner, pace=pace or Pace(lease_ttl_s=settings.lease_s)
+    )
     orders = Orders(
         ledger,
         fleet,

@@ -167,15 +167,17 @@ class Clients:
         engines: Sequence[str] | None = None,
         on_event: Callable[[Delivered], None] = lambda _: None,
         cut: Callable[[], int | None] = lambda: None,
+        begun: asyncio.Event | None = None,
     ) -> int:
         """Until the operation's stream is over, or this is cancelled; how many connections it took.
-        `cut`: after how many events the next connection is dropped."""
+        `cut`: after how many events the next connection is dropped. `begun`: set once it has a
+        place to come back to."""
         path = "/v1/events" if operation is None else f"/v1/operations/{operation}/events"
         params = httpx2.QueryParams([("engine", engine) for engine in engines or ()])
         last: str | None = None
         for number in count(1):
             connection = self.name("connection")
-            hearing = _Hearing(self.recorder, connection, last, on_event, cut())
+            hearing = _Hearing(self.recorder, connection, last, on_event, cut(), begun)
             self.recorder.write(
                 Opened(
                     reader=reader,
@@ -225,6 +227,7 @@ class _Hearing:
     last: str | None
     on_event: Callable[[Delivered], None]
     most: int | None
+    begun: asyncio.Event | None
     goodbye: bool = False
 
     def connected(self, status: int) -> None:
@@ -251,6 +254,8 @@ class _Hearing:
             self.recorder.write(told)
             self.on_event(told)
         self.last = event.id or self.last
+        if self.begun is not None and self.last is not None:
+            self.begun.set()
 
 
 def position_of(identity: str) -> int:
