@@ -82,6 +82,10 @@ class Traffic:
 
     # ---- clients ----
 
+    def _cut(self) -> int | None:
+        # Who is cut off after a few events lags behind the writers, and catches up at the end.
+        return None if self._stopping else self.cut()
+
     def _listen(self, number: int, engine: str | None) -> Listener:
         ends: set[str] = set()
         begun = asyncio.Event()
@@ -94,7 +98,7 @@ class Traffic:
             f"listener-{number}",
             engines=None if engine is None else [engine],
             on_event=on_event,
-            cut=self.cut,
+            cut=self._cut,
             begun=begun,
         )
         return Listener(engine, asyncio.create_task(hearing), ends, begun)
@@ -121,7 +125,7 @@ class Traffic:
         if operation is None:
             return None
         self.operations[operation] = engine
-        hearing = clients.hear(f"of-{operation}", operation=operation, cut=self.cut)
+        hearing = clients.hear(f"of-{operation}", operation=operation, cut=self._cut)
         self._following.append(asyncio.create_task(hearing))
         found = await clients.ended(operation)
         self.ended += 1
