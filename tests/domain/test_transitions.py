@@ -9,7 +9,13 @@ from datetime import timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from app.domain import transitions
 from app.domain.events import TERMINAL_EVENTS, EventType
@@ -453,4 +459,5 @@ class LifeOfAnOperation(RuleBasedStateMachine):
         assert (op.ended_at is not None) is op.done
 
 
-TestLifeOfAnOperation = LifeOfAnOperation.TestCase
+def test_the_life_of_an_operation() -> None:
+    run_state_machine_as_test(LifeOfAnOperation)

@@ -8,7 +8,13 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from app.reference_engine.kv_cache import BlockPool, BlockPoolError, chain_hash, prefix_root
 
@@ -116,8 +122,10 @@ class PoolMachine(RuleBasedStateMachine):
         assert sorted(self.pool.allocate(TOTAL)) == list(range(TOTAL))
 
 
-TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=40)
+def test_the_pool_keeps_its_books_in_any_order() -> None:
+    run_state_machine_as_test(
+        PoolMachine, settings=settings(max_examples=60, stateful_step_count=40)
+    )
 
 
 def test_least_recently_used_prefix_goes_first_and_its_end_before_its_beginning() -> None:

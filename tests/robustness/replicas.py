@@ -162,7 +162,8 @@ async def replicas(
         engine_audience="urn:test:engine",
     )
     async with running(issuing) as issuer:
-        token = issuer.mint(*PRINCIPAL.split("/"), tuple(Scope), _ADMIN, 3600)
+        subject, client_id = PRINCIPAL.split("/")
+        token = issuer.mint(subject, client_id, tuple(Scope), _ADMIN, 3600)
         made = Replicas(folder, database_url, issuer, token)
         try:
             await made.start(made.make(**settings) for _ in range(count))

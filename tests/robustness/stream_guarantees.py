@@ -105,11 +105,11 @@ def terminal_once(history: History) -> Iterator[str]:
             yield f"operation {operation.operation} has its ends at {found}, and not at {wanted}"
     for reader in readers_of(history):
         over: set[str] = set()
-        for event in reader.events:
-            if event.operation in over:
-                yield f"{reader.name} heard {event.type} of {event.operation} behind its end"
-            if event.state is not None:
-                over.add(event.operation)
+        for told in reader.events:
+            if told.operation in over:
+                yield f"{reader.name} heard {told.type} of {told.operation} behind its end"
+            if told.state is not None:
+                over.add(told.operation)
 
 
 def ordered(history: History) -> Iterator[str]:

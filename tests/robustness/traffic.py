@@ -53,7 +53,11 @@ class Traffic:
         await self.until(lambda: self.ended >= wanted)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        await until(lambda: self._raise() or holds())
+        def looked_at() -> bool:
+            self._raise()
+            return holds()
+
+        await until(looked_at)
 
     def _raise(self) -> None:
         """What ended a client that should not have ended."""
