@@ -366,7 +366,7 @@ async def test_lost_rank_takes_the_engine_out_of_service(tiny: Path, tmp_path: P
         assert [(one.rank, one.state) for one in after.state.ranks] == [
             (0, admin_pb2.RANK_STATE_FAILED)
         ]
-        assert (await clients.generate("b").whole()).status is grpc.StatusCode.INTERNAL
+        assert (await clients.generate("b").whole()).status is grpc.StatusCode.UNAVAILABLE
         end = await clients.pause(KEEP).end()
         assert end.WhichOneof("event") == "failed"
         assert list(end.failed.ranks) == [0]
