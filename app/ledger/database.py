@@ -258,6 +258,11 @@ class Database:
     def pool_in_use(self) -> int:
         return cast("int", self._engine.pool.checkedout())  # type: ignore[attr-defined]
 
+    def check_open(self) -> None:
+        """Raises LedgerUnavailable once it has been closed."""
+        if self._closed:
+            raise LedgerUnavailable("the ledger is closed")
+
     def check_file(self) -> None:
         """Raises LedgerUnavailable where what is written now could not be found again."""
         if self._file is not None:
@@ -274,9 +279,11 @@ class Database:
         await self._engine.dispose()
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._closed:
+        try:
+            self.check_open()
+        except LedgerUnavailable:
             work.close()
-            raise LedgerUnavailable("the ledger is closed")
+            raise
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

@@ -160,6 +160,7 @@ class Ledger:
     async def check(self) -> None:
         """Raises LedgerUnavailable, SchemaBehind or SchemaAhead: not ready. Callers who come at the
         same time share one look, and none waits longer than a few seconds."""
+        self._database.check_open()
         self._database.check_file()
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._look())

@@ -46,7 +46,7 @@ def test_a_drain_that_goes_on_has_no_epoch_to_show(at: Run, gateway: Gateway) ->
     shown = DRAINING | {"dialect": "openengine", "health": {"state": "serving"}}
     gateway.then(Answer(200, {"items": [shown], "next_page_token": None}))
     (row,) = at("engines", "list").out.splitlines()[1:]
-    assert row.split() == ["e", "openengine", "serving", "draining", "drain", "r7", "op-7"]
+    assert row.split() == ["e", "openengine", "serving", "draining", "drain", "r7", "op-7", "-"]
 
 
 @pytest.mark.parametrize(

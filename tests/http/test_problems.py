@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import io
 import json
@@ -275,29 +274,6 @@ async def test_a_defect_of_ours_is_a_problem_that_says_nothing(
     assert told["exception"]["type"] == "RuntimeError"
     assert told["request_id"] == body["request_id"]
     assert "test_problems.py" in told["exception"]["raised_at"][-1]
-
-
-async def test_too_many_requests_at_once(tmp_path: Path) -> None:
-    async with gateway(tmp_path / "data", max_concurrent_requests=1) as gate:
-        gate.engine.go.clear()
-        held = gate.http.build_request(
-            "POST",
-            "/v1/engines/e1/flush-caches",
-            json={"caches": ["prefix"]},
-            headers={**gate.auth(), **gate.key(), "Prefer": "wait=20"},
-        )
-
-        waiting = asyncio.create_task(gate.http.send(held))
-        async with asyncio.timeout(20):
-            while not gate.engine.calls["FlushCaches"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        answer = await gate.get("/v1/engines")
-        assert_problem(answer, 503, "OVERLOADED")
-        assert int(answer.headers["retry-after"]) >= 1
-        assert (await gate.http.get("/healthz")).status_code == 200
-        gate.engine.go.set()
-        assert (await waiting).status_code == 200
-        assert (await gate.get("/v1/engines")).status_code == 200
 
 
 async def test_an_engine_out_of_reach(gate: Gateway) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[Database]:
     await upgrade(postgres_url)
-    database = Database(make_engine(target_of(postgres_url)), on_placed=lambda: None)
+    database = Database(make_engine(target_of(postgres_url), pool_size=4), on_placed=lambda: None)
     try:
         yield database
     finally:
