@@ -11,7 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from app.operations.artifacts import Artifact, OpenFile
 
-_TYPES = frozenset({"application/gzip", "application/json", "application/zip"})
+_UNKNOWN = "application/octet-stream"
+MEDIA_TYPES = (_UNKNOWN, "application/gzip", "application/json", "application/zip")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -42,7 +43,7 @@ class FileReply(Response):
 
 def _headers(artifact: Artifact, name: str) -> dict[str, str]:
     # An engine's word for it is no reason to have a browser show it.
-    kind = artifact.media_type if artifact.media_type in _TYPES else "application/octet-stream"
+    kind = artifact.media_type if artifact.media_type in MEDIA_TYPES else _UNKNOWN
     digest = base64.b64encode(bytes.fromhex(artifact.sha256)).decode()
     return {
         "content-type": kind,

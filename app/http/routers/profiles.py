@@ -13,7 +13,7 @@ from app.http.bodies import CancelBody
 from app.http.calls import PreferHeader, awaited
 from app.http.documents.operation import OperationDocument
 from app.http.documents.profiles import ProfileDocument, ProfilePage
-from app.http.downloads import FileReply
+from app.http.downloads import MEDIA_TYPES, FileReply
 from app.http.negotiation import preference_of
 from app.http.paging import PageSize, PageToken, clamp, next_link, number_of, token_of
 from app.http.records import caller_of
@@ -105,7 +105,7 @@ async def stop_profile(
     responses={
         200: {
             "description": "The file, checked against its size and SHA-256",
-            "content": {"application/octet-stream": {"schema": {"type": "string"}}},
+            "content": {kind: {} for kind in MEDIA_TYPES},
         },
         **problems(404, 409, 501, 502),
     },
