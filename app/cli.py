@@ -11,11 +11,12 @@ from app import __version__
 from app.commands import adapters, engines, operations, orders, profiling
 from app.commands.conforming import conformance
 from app.commands.continuing import continue_update
+from app.commands.database import db
 from app.commands.demonstration import demo, dev_issuer
 from app.commands.ending import CommandFailed, Exit
 from app.commands.generating import generate
 from app.commands.reconfiguring import reconfigure
-from app.commands.serving import db, engine, serve
+from app.commands.serving import engine, serve
 from app.commands.tokens import token
 from app.commands.updating import update_weights
 

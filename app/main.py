@@ -49,7 +49,7 @@ from app.operations.freezing import Freezes
 from app.operations.orders import Orders
 from app.operations.pace import Pace
 from app.operations.profiles import Profiles
-from app.operations.retention import forget_expired_keys
+from app.operations.retention import keep_within
 from app.operations.round_trips import RoundTrips
 from app.operations.runner import Runner
 from app.operations.sessions import Sessions
@@ -64,6 +64,7 @@ from app.startup import (
     opened_ledger,
     prepare_data_dir,
     reach_of,
+    retention_of,
 )
 
 _HOUSEKEEPING_S = 5.0
@@ -230,7 +231,8 @@ async def _opened(
         await runner.start()
         held.push_async_callback(runner.stop, settings.shutdown_grace_s)
         held.push_async_callback(_write_refused_callers, rooms)
-        for background in (_housekeeping(rooms), forget_expired_keys(ledger), verifier.warm()):
+        pruning = keep_within(ledger, clock, retention_of(settings))
+        for background in (_housekeeping(rooms), pruning, verifier.warm()):
             held.push_async_callback(_ended, asyncio.create_task(background))
         if settings.metrics_port is not None:
             held.callback(_exposed(settings.metrics_host, settings.metrics_port, metrics))

@@ -180,6 +180,10 @@ class Settings(BaseSettings):
     lease_s: float = Field(default=15.0, ge=1, le=300)
     """How long the orders of an engine stay with a gateway that says nothing any more; then
     another one on the same ledger goes on with them."""
+    operation_retention_days: int = Field(default=90, ge=1, le=36_525)
+    """How long an operation and its events are kept after its end; never shorter than its key."""
+    audit_retention_days: int = Field(default=400, ge=1, le=36_525)
+    """How long an entry of the audit is kept; never shorter than operations are."""
 
     max_body_bytes: int = Field(default=1 << 20, ge=1024, le=1 << 30)
     max_update_bytes: int = Field(default=16 << 20, ge=1024, le=1 << 30)
@@ -230,6 +234,12 @@ class Settings(BaseSettings):
     def _says_where_it_is(self) -> Settings:
         if self.public_url is None and self.host in ("0.0.0.0", "::", ""):  # noqa: S104
             raise ValueError("public_url is needed when host is every address of the machine")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_accounted_for(self) -> Settings:
+        if self.audit_retention_days < self.operation_retention_days:
+            raise ValueError("audit_retention_days must not be below operation_retention_days")
         return self
 
     @classmethod

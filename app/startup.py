@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from datetime import timedelta
 from urllib.parse import urlsplit
 
 from app.auth.tokens.issuers import IssuerConfig, IssuerConfigError, RoleMap, RoleUse, TokenProfile
@@ -20,6 +21,7 @@ from app.ledger.errors import (
 )
 from app.ledger.ledger import Ledger
 from app.operations.deadlines import Deadlines
+from app.operations.retention import Retention
 from app.settings import CredentialSettings as CredentialSection
 from app.settings import IssuerSettings, Settings
 
@@ -133,6 +135,13 @@ def deadlines_of(settings: Settings) -> Deadlines:
         return Deadlines(settings.operation_deadline_ms)
     except ValueError as error:
         raise StartupRefused(f"operation_deadline_ms: {error}", EXIT_SETTINGS) from error
+
+
+def retention_of(settings: Settings) -> Retention:
+    return Retention(
+        operations=timedelta(days=settings.operation_retention_days),
+        audit=timedelta(days=settings.audit_retention_days),
+    )
 
 
 def prepare_data_dir(settings: Settings) -> None:

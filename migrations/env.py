@@ -6,7 +6,7 @@ import os
 from alembic import context
 from sqlalchemy import Connection
 
-from app.ledger.schema import alone
+from app.ledger.schema import alone, note_compatibility
 from app.ledger.tables import metadata
 
 
@@ -21,6 +21,7 @@ def run(connection: Connection) -> None:
     )
     with context.begin_transaction():
         context.run_migrations()
+        note_compatibility(connection)
         if connection.dialect.name == "sqlite":
             # Foreign keys are off while tables are made again; here they are made good.
             broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()

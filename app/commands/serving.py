@@ -1,9 +1,7 @@
-"""Commands that serve: the gateway and the reference engine; and those for the database."""
+"""Commands that serve: the gateway and the reference engine."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +10,6 @@ import typer
 from app.commands.ending import CommandFailed, Exit, usage
 from app.demo.folder import write_json
 from app.demo.plan import ENGINE_AUDIENCE, INFERENCE_AUDIENCE
-from app.domain.errors import ChadburnError, Unavailable
 from app.domain.kinds import EngineRole
 
 EndWithStdin = Annotated[
@@ -40,7 +37,7 @@ def serve(
 
     _tie(end_with_stdin)
     given = {"host": host, "port": port}
-    settings = _settings(config, {k: v for k, v in given.items() if v is not None})
+    settings = settings_of(config, {k: v for k, v in given.items() if v is not None})
 
     def ready(address: str) -> None:
         print(f"chadburn: serving {address}", flush=True)
@@ -252,55 +249,7 @@ def engine(
         raise CommandFailed(Exit.FAULT, f"engine: {error}") from error
 
 
-db = typer.Typer(help="The ledger's database.", no_args_is_help=True)
-
-
-@db.command()
-def upgrade(config: Config = None) -> None:
-    """Bring the schema to this release's; creates the database where there is none."""
-    from app.ledger.schema import upgrade as upgrade_ledger
-
-    print(f"schema {_on_the_ledger(upgrade_ledger, config, folder=True)}")
-
-
-@db.command()
-def check(config: Config = None) -> None:
-    """Say whether the schema is this release's; changes nothing."""
-    from app.ledger.schema import check as check_ledger
-
-    print(f"schema {_on_the_ledger(check_ledger, config)} is current")
-
-
-def _on_the_ledger(
-    act: Callable[[str], Awaitable[str]], config: Path | None, *, folder: bool = False
-) -> str:
-    """Runs one of the functions that take the database's URL and answer its revision. `folder`:
-    makes the data directory first if the ledger is to be in it."""
-
-    from app.ledger.errors import SchemaBehind
-
-    settings = _settings(config, {})
-
-    async def run() -> str:
-        return await act(settings.ledger_url)
-
-    if folder and settings.database_url is None:
-        try:
-            settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            line = f"the data directory {settings.data_dir} cannot be made: {error.strerror}"
-            raise CommandFailed(Exit.UNREACHABLE, line) from error
-    try:
-        return asyncio.run(run())
-    except SchemaBehind as error:
-        raise CommandFailed(Exit.REFUSED, f"{error.message}: chadburn db upgrade") from error
-    except Unavailable as error:
-        raise CommandFailed(Exit.UNREACHABLE, error.message) from error
-    except ChadburnError as error:
-        raise CommandFailed(Exit.REFUSED, error.message) from error
-
-
-def _settings(config: Path | None, given: dict[str, Any]) -> Any:
+def settings_of(config: Path | None, given: dict[str, Any]) -> Any:
     from app.settings import SettingsError, load_settings
 
     try:

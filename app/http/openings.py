@@ -16,6 +16,7 @@ from app.ledger.values import EngineFilter, EventFilter
 
 _ENGINES_AT_ONCE = 500
 _TRIES = 3
+TOO_OLD = "cursor_too_old"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ async def open_operation(rooms: Rooms, operation: Operation, cursor: Cursor | No
         if begun and begun[0].event.sequence == 1:
             return Opening(begun[0].position - 1, sequence=1)
         return await reset_operation(rooms, operation, "history_pruned")
-    why = await _why_reset(rooms, cursor)
+    # It has all its events as long as it is there, so no cursor of this ledger is too old for it.
+    why = await _why_not_ours(rooms, cursor)
     if why is None and cursor.position is not None:
         return Opening(cursor.position, over=await _is_past_end(rooms, operation, cursor.position))
     return await reset_operation(rooms, operation, why)
@@ -129,15 +131,18 @@ async def _engines(rooms: Rooms, wanted: EventFilter) -> list[Engine]:
 
 async def _why_reset(rooms: Rooms, cursor: Cursor) -> str | None:
     """Why a cursor can't be resumed from; None: it can."""
-    if cursor.position is None:
-        return "cursor_not_ours"
-    if cursor.position < await rooms.ledger.events.oldest():
-        return "cursor_too_old"
+    why = await _why_not_ours(rooms, cursor)
+    if why is None and cursor.position is not None:
+        return TOO_OLD if cursor.position < await rooms.ledger.events.oldest() else None
+    return why
+
+
+async def _why_not_ours(rooms: Rooms, cursor: Cursor) -> str | None:
     # Not by the horizon: an operation's own stream may be ahead of it, for as long as another
     # writer has not committed.
-    if not await rooms.ledger.events.resumable(cursor.position):
-        return "cursor_not_ours"
-    return None
+    if cursor.position is not None and await rooms.ledger.events.given_out(cursor.position):
+        return None
+    return "cursor_not_ours"
 
 
 async def _is_past_end(rooms: Rooms, operation: Operation, position: int) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.ledger.database import Database, Write
+from app.ledger.listing import page_of_audit
 from app.ledger.paging import page_of
 from app.ledger.rows import audit_of, audit_values
 from app.ledger.tables import audit
@@ -28,12 +28,10 @@ class Audit:
         self, wanted: AuditFilter, before: int | None = None, size: int = 50
     ) -> Page[StoredAudit]:
         """Newest first; `next` is a number for `before`."""
-        query = select(audit).where(*_matches(wanted)).order_by(audit.c.id.desc())
-        if before is not None:
-            query = query.where(audit.c.id < before)
+        query = page_of_audit(wanted, before, size)
 
         async def look(connection: AsyncConnection) -> Page[StoredAudit]:
-            rows = (await connection.execute(query.limit(size + 1))).all()
+            rows = (await connection.execute(query)).all()
             return page_of(rows, size, audit_of, lambda row: row.id)
 
         return await self._database.read(look)
@@ -41,14 +39,3 @@ class Audit:
 
 async def write_entry(write: Write, entry: AuditEntry) -> None:
     await write.connection.execute(audit.insert().values(audit_values(entry)))
-
-
-def _matches(wanted: AuditFilter) -> list[ColumnElement[bool]]:
-    conditions: list[ColumnElement[bool]] = []
-    for name in ("engine_id", "operation_id", "subject", "action"):
-        value = getattr(wanted, name)
-        if value is not None:
-            conditions.append(audit.c[name] == value)
-    if wanted.since is not None:
-        conditions.append(audit.c.at >= wanted.since)
-    return conditions

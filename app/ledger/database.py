@@ -29,6 +29,7 @@ WAIT_S = 5.0
 _BUSY_TIMEOUT_MS = 10_000
 _CLOSE_TIMEOUT_S = 35.0  # longer than a statement may take
 _TRIES = 10
+_NOT_PERMITTED = "42501"
 
 # A connection that went dead without a word is given up within half a minute.
 _LIBPQ_DEFAULTS = {
@@ -149,12 +150,19 @@ def for_writing(engine: AsyncEngine) -> AsyncEngine:
     return engine.execution_options(**{_WRITES: True})
 
 
+def sqlstate_of(error: BaseException | None) -> str | None:
+    """PostgreSQL's code for what went wrong, if it is from there."""
+    return getattr(error.orig, "sqlstate", None) if isinstance(error, DBAPIError) else None
+
+
 @contextmanager
 def database_errors() -> Iterator[None]:
     """What the database says about itself, not about a statement, becomes LedgerUnavailable."""
     try:
         yield
-    except (IntegrityError, DataError, ProgrammingError):
+    except (IntegrityError, DataError, ProgrammingError) as error:
+        if sqlstate_of(error) == _NOT_PERMITTED:
+            raise LedgerUnavailable("the database does not permit this user to do that") from error
         raise
     except PoolTimeout as error:
         raise _busy() from error
@@ -195,10 +203,7 @@ class Raced(Exception):
 
 def _conflicted(error: LedgerUnavailable) -> bool:
     """The transaction was taken back by the database as one side of a conflict."""
-    cause = error.__cause__
-    return isinstance(cause, DBAPIError) and (
-        getattr(cause.orig, "sqlstate", None) in ("40001", "40P01")
-    )
+    return sqlstate_of(error.__cause__) in ("40001", "40P01")
 
 
 @dataclass(slots=True)

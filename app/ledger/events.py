@@ -85,20 +85,20 @@ class Events:
         return await self._database.read(look)
 
     async def oldest(self) -> int:
-        """The oldest cursor that can still be resumed: events up to and including this position
-        may have been pruned. `after(p)` misses nothing if and only if p >= oldest()."""
+        """The oldest cursor among all events that can still be resumed: up to and including this
+        position events may have been pruned. `after(p)` misses nothing if and only if p >=
+        oldest(). An operation that is there has all its events, older ones too."""
         return await self._database.read(positions.pruned_to)
 
-    async def resumable(self, position: int) -> bool:
-        """Whether `position` can be a cursor of this ledger, and nothing behind it was pruned.
+    async def given_out(self, position: int) -> bool:
+        """Whether `position` can be a cursor of this ledger, still resumable or not.
 
         False for one from the future: of another ledger, or from before a backup was restored.
         """
 
         async def look(connection: AsyncConnection) -> bool:
-            oldest = await positions.pruned_to(connection)
             newest = await positions.last_taken(connection, self._database.postgres)
-            return oldest <= position <= newest
+            return 0 <= position <= newest
 
         return await self._database.read(look)
 

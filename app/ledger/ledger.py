@@ -26,6 +26,7 @@ from app.ledger.freezes import Freezes
 from app.ledger.leases import Leases
 from app.ledger.operations import Operations
 from app.ledger.payloads import Payloads
+from app.ledger.pruning import Pruning
 from app.ledger.schema import ReleaseSchema, bring_up, check_connection, release_schema
 from app.ledger.stages import Stages
 from app.ledger.tables import ledger
@@ -55,6 +56,7 @@ class Ledger:
     payloads: Payloads
     stages: Stages
     freezes: Freezes
+    pruning: Pruning
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class Ledger:
         self.payloads = Payloads(database)
         self.stages = Stages(database, clock)
         self.freezes = Freezes(database, clock)
+        self.pruning = Pruning(database, clock)
         self._database = database
         self._schema = schema
         self._probe = probe
@@ -104,6 +107,8 @@ class Ledger:
         InvalidArgument for another kind of URL.
         """
         target = target_of(url)
+        if not migrate:
+            target.require()
         async with AsyncExitStack() as held:
             held.enter_context(sole_process(target))
             if migrate:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, delete, func, select, update
+from sqlalchemy import Select, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.clock import Clock
@@ -20,6 +20,7 @@ from app.ledger import leases as leasing
 from app.ledger.constraints import violations
 from app.ledger.database import Database, Write
 from app.ledger.errors import Superseded
+from app.ledger.listing import page_of_operations
 from app.ledger.paging import page_of
 from app.ledger.positions import append
 from app.ledger.rows import changing_values, operation_of, operation_values
@@ -121,13 +122,6 @@ class Operations:
 
         return await self._database.read(look)
 
-    async def forget_expired_keys(self, limit: int = 1000) -> int:
-        """Delete keys whose retention is over and whose operation has ended; how many."""
-
-        return await self._database.write(
-            lambda write: keys.forget_expired(write, self._clock.now(), limit)
-        )
-
     async def get(self, operation_id: str) -> Operation | None:
         async def look(connection: AsyncConnection) -> Operation | None:
             return await _find(connection, operation_id)
@@ -147,12 +141,10 @@ class Operations:
         self, wanted: OperationFilter, before: int | None = None, size: int = 50
     ) -> Page[Operation]:
         """Newest first, in order of acceptance; `next` is a number for `before`."""
-        query = _query().where(*_matches(wanted)).order_by(operations.c.ordinal.desc())
-        if before is not None:
-            query = query.where(operations.c.ordinal < before)
+        query = page_of_operations(_query(), wanted, before, size)
 
         async def look(connection: AsyncConnection) -> Page[Operation]:
-            rows = (await connection.execute(query.limit(size + 1))).all()
+            rows = (await connection.execute(query)).all()
             return page_of(rows, size, operation_of, lambda row: row.ordinal)
 
         return await self._database.read(look)
@@ -228,23 +220,6 @@ class Operations:
 
 def _query() -> Select[Any]:
     return select(operations, queue_position.label("queue_position"))
-
-
-def _matches(wanted: OperationFilter) -> list[ColumnElement[bool]]:
-    conditions: list[ColumnElement[bool]] = []
-    if wanted.engine_id is not None:
-        conditions.append(operations.c.engine_id == wanted.engine_id)
-    if wanted.engine_operation_id is not None:
-        conditions.append(operations.c.engine_operation_id == wanted.engine_operation_id)
-    if wanted.kinds:
-        conditions.append(operations.c.kind.in_([kind.value for kind in sorted(wanted.kinds)]))
-    if wanted.states:
-        conditions.append(operations.c.state.in_([state.value for state in sorted(wanted.states)]))
-    if wanted.subject is not None:
-        conditions.append(operations.c.subject == wanted.subject)
-    if wanted.since is not None:
-        conditions.append(operations.c.created_at >= wanted.since)
-    return conditions
 
 
 async def _find(connection: AsyncConnection, operation_id: str) -> Operation | None:

@@ -75,8 +75,9 @@ async def append(write: Write, event: OperationEvent, kind: OperationKind) -> in
 async def settled(connection: AsyncConnection, postgres: bool) -> int:
     """The highest position at or below which nothing can become visible any more.
 
-    It is always the position of a committed event: only those are sure to survive a crash of
-    the database, after which numbers that were not committed may be given out again.
+    It is always the position of a committed event, be it a pruned one: only those are sure to
+    survive a crash of the database, after which numbers that were not committed may be given out
+    again.
     """
     newest = select(func.max(events.c.position))
     if postgres:
@@ -84,7 +85,7 @@ async def settled(connection: AsyncConnection, postgres: bool) -> int:
         oldest = (await connection.execute(_OLDEST_WRITER)).scalar_one()
         newest = newest.where(events.c.position <= (last if oldest is None else min(last, oldest)))
     found = (await connection.execute(newest)).scalar_one()
-    return await pruned_to(connection) if found is None else int(found)
+    return max(int(found or 0), await pruned_to(connection))
 
 
 async def last_taken(connection: AsyncConnection, postgres: bool) -> int:

@@ -1,11 +1,22 @@
-"""Bringing the database to the schema of this release, and telling whether it is there."""
+"""Bringing the database to the schema of this release, and telling whether it can be used.
+
+A release uses a schema other than its own in two cases, so that gateways can be replaced one by
+one while others go on (docs/adr/0009):
+
+- a **newer** one, if the database says that it is compatible from a revision that the release
+  knows. Each migration states as `compatible_from` the oldest revision whose releases may use what
+  it leaves behind; one that states nothing fits only releases that have it.
+- an **older** one, down to `NEEDS`: what this release's statements take for granted.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from alembic import command
@@ -20,39 +31,80 @@ from app.ledger.database import database_errors, for_writing, make_engine
 from app.ledger.errors import SchemaAhead, SchemaBehind, UpgradeBusy
 from app.ledger.target import Target, sole_process, target_of
 
+NEEDS = "0004"
+"""The oldest revision that this release works on. A migration whose tables or columns the program
+names in its statements raises it."""
+
 _UPGRADE_PATIENCE_S = 60.0
 _RETRY_S = 0.1
 _REVISION = text("SELECT version_num FROM alembic_version")
+_COMPATIBLE_FROM = text("SELECT compatible_from FROM ledger")
+_STATE_COMPATIBILITY = text("UPDATE ledger SET compatible_from = :stated")
+_NEW_IDENTITY = text("UPDATE ledger SET identity = :identity")
 # Two keys of 32 bits: another kind of advisory lock than those of `positions`.
 _TRY_LOCK = text("SELECT pg_try_advisory_lock(1128414562, 1)")
 _UNLOCK = text("SELECT pg_advisory_unlock(1128414562, 1)")
 
 
-async def upgrade(url: str, *, patience_s: float = _UPGRADE_PATIENCE_S) -> str:
-    """Bring the database to the newest schema and return its revision. Creates what is missing.
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """`before`: the revision that was found, None: there was none. `after`: the one it is now;
+    a newer one than this release's, if that may stay."""
+
+    before: str | None
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A schema that can be used. `revision`: the database's; `head`: the one of this release."""
+
+    revision: str
+    head: str
+
+
+async def upgrade(
+    url: str, *, patience_s: float = _UPGRADE_PATIENCE_S, restored: bool = False
+) -> Climb:
+    """Bring the database to the newest schema that this release has. Creates what is missing.
+
+    `restored`: it comes from a backup, and gets a new identity; see docs/adr/0005.
 
     Raises SchemaAhead, LedgerInUse (SQLite, another process has it), UpgradeBusy (PostgreSQL,
     another process is upgrading and takes longer than `patience_s`), LedgerUnavailable.
     """
     target = target_of(url)
     with sole_process(target):
-        return await bring_up(target, patience_s)
+        climb = await bring_up(target, patience_s)
+        if restored:
+            async with _alone(target, patience_s) as connection:
+                await connection.execute(_NEW_IDENTITY, {"identity": secrets.token_hex(4)})
+                await connection.commit()
+        return climb
 
 
-async def check(url: str) -> str:
-    """The revision of the database, which is this release's.
+async def check(url: str) -> Standing:
+    """Which schema the database has.
 
     Raises SchemaBehind, SchemaAhead, LedgerUnavailable. Takes no lock and changes nothing.
     """
+    async with looking(url) as (_, standing):
+        return standing
+
+
+@asynccontextmanager
+async def looking(url: str) -> AsyncIterator[tuple[AsyncConnection, Standing]]:
+    """A connection to a ledger that can be used, for reading in it while others do as they like.
+
+    Raises SchemaBehind, SchemaAhead, LedgerUnavailable.
+    """
     target = target_of(url)
-    if target.path is not None and not target.path.exists():
-        # To connect would create it.
-        raise SchemaBehind("there is no ledger there yet")
+    target.require()
     engine = make_engine(target)
     try:
         with database_errors():
             async with engine.connect() as connection:
-                return await check_connection(connection, await release_schema())
+                yield connection, await check_connection(connection, await release_schema())
     finally:
         await engine.dispose()
 
@@ -76,17 +128,38 @@ class ReleaseSchema:
         except CommandError:
             return False
 
-    def judge(self, current: str | None) -> str:
-        """The revision itself if it is this release's. Raises SchemaBehind or SchemaAhead."""
-        if current == self.head:
-            return self.head
-        if current is not None and not self.knows(current):
-            raise SchemaAhead(
-                f"the ledger's schema ({current}) is newer than this release, which knows it up "
-                f"to {self.head}: run the newer release"
+    def at_least(self, revision: str, needed: str) -> bool:
+        """Of two that are known: whether `needed` is `revision` or came before it."""
+        down = self._scripts.iterate_revisions(revision, "base")
+        return any(script.revision == needed for script in down)
+
+    def compatible_from(self, revision: str) -> str:
+        """What the migration says of the schema that it leaves behind."""
+        stated: str = getattr(
+            self._scripts.get_revision(revision).module, "compatible_from", revision
+        )
+        return stated
+
+    def judge(self, current: str | None, compatible_from: str | None) -> Standing:
+        """`compatible_from`: what the database says of itself.
+
+        Raises SchemaBehind or SchemaAhead.
+        """
+        if current is None:
+            raise SchemaBehind(
+                f"the ledger's schema is not there yet, this release has {self.head}"
             )
-        raise SchemaBehind(
-            f"the ledger's schema is {current or 'not there yet'}, this release needs {self.head}"
+        if self.knows(current):
+            if current == self.head or self.at_least(current, NEEDS):
+                return Standing(current, self.head)
+            raise SchemaBehind(
+                f"the ledger's schema is {current}, this release needs {NEEDS} at least"
+            )
+        if compatible_from is not None and self.knows(compatible_from):
+            return Standing(current, self.head)
+        raise SchemaAhead(
+            f"the ledger's schema ({current}) is newer than this release, which knows it up "
+            f"to {self.head}: run the newer release"
         )
 
 
@@ -102,9 +175,13 @@ async def release_schema() -> ReleaseSchema:
     return await asyncio.to_thread(ReleaseSchema)
 
 
-async def check_connection(connection: AsyncConnection, schema: ReleaseSchema) -> str:
+async def check_connection(connection: AsyncConnection, schema: ReleaseSchema) -> Standing:
     """Raises SchemaBehind or SchemaAhead."""
-    return schema.judge(await connection.run_sync(_current))
+    current = await connection.run_sync(_current)
+    stated = None
+    if current is not None and not schema.knows(current):
+        stated = await connection.run_sync(_stated)
+    return schema.judge(current, stated)
 
 
 def _current(connection: Connection) -> str | None:
@@ -115,7 +192,30 @@ def _current(connection: Connection) -> str | None:
     return revision
 
 
-async def bring_up(target: Target, patience_s: float = _UPGRADE_PATIENCE_S) -> str:
+def _stated(connection: Connection) -> str | None:
+    stated: str | None = None
+    if _says(connection):
+        stated = connection.execute(_COMPATIBLE_FROM).scalar_one_or_none()
+    return stated
+
+
+def _says(connection: Connection) -> bool:
+    inspector = inspect(connection)
+    return inspector.has_table("ledger") and any(
+        column["name"] == "compatible_from" for column in inspector.get_columns("ledger")
+    )
+
+
+def note_compatibility(connection: Connection) -> None:
+    """At the end of every migration, in its transaction: write down which older releases may use
+    what is there now."""
+    current = _current(connection)
+    if current is not None and _says(connection):
+        stated = ReleaseSchema().compatible_from(current)
+        connection.execute(_STATE_COMPATIBILITY, {"stated": stated})
+
+
+async def bring_up(target: Target, patience_s: float = _UPGRADE_PATIENCE_S) -> Climb:
     """`upgrade` for a process that already has the SQLite file for itself."""
     schema = await release_schema()
 
@@ -125,13 +225,14 @@ async def bring_up(target: Target, patience_s: float = _UPGRADE_PATIENCE_S) -> s
 
     async with _alone(target, patience_s) as connection:
         current = await connection.run_sync(_current)
+        if current is not None and not schema.knows(current):
+            await check_connection(connection, schema)
+            return Climb(current, current)
         # Alembic has to find the connection outside a transaction to begin one itself.
         await connection.rollback()
-        if current is not None and not schema.knows(current):
-            schema.judge(current)
         if current != schema.head:
             await connection.run_sync(climb)
-        return schema.head
+        return Climb(current, schema.head)
 
 
 @asynccontextmanager

@@ -73,6 +73,8 @@ ledger = Table(
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("identity", Words, nullable=False),
     Column("pruned_to", BIG, nullable=False),
+    # The oldest revision whose releases may use this schema; see `schema`.
+    Column("compatible_from", Words),
     CheckConstraint("id = 1", name="single"),
 )
 
@@ -179,8 +181,21 @@ operations = Table(
         sqlite_where=text(_OPEN),
         postgresql_where=text(_OPEN),
     ),
+    # For lists, by each filter that may let little pass, and for pruning. Those on a state hold
+    # what has ended only: it is written into them once, and what is open is found above.
     Index(None, "engine_id", "ordinal"),
+    Index(None, "engine_id", "kind", "ordinal"),
+    Index(None, "kind", "ordinal"),
     Index(None, "subject", "ordinal"),
+    Index(None, "created_at"),
+    *(
+        Index(name, *columns, sqlite_where=text(_ENDED), postgresql_where=text(_ENDED))
+        for name, columns in (
+            ("ix_operations_end", ("state", "ordinal")),
+            ("ix_operations_engine_end", ("engine_id", "state", "ordinal")),
+            ("ix_operations_ended_at", ("ended_at", "ordinal")),
+        )
+    ),
     # Without it SQLite would give the number of a deleted last row out again.
     sqlite_autoincrement=True,
 )
@@ -302,6 +317,8 @@ audit = Table(
     Index(None, "engine_id", "id"),
     Index(None, "operation_id", "id"),
     Index(None, "subject", "id"),
+    Index(None, "action", "id"),
+    Index(None, "at"),
     sqlite_autoincrement=True,
 )
 

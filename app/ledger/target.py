@@ -13,7 +13,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from app.domain.errors import InvalidArgument
-from app.ledger.errors import LedgerInUse, LedgerUnavailable
+from app.ledger.errors import LedgerInUse, LedgerUnavailable, SchemaBehind
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,26 @@ class Target:
 
     url: URL
     path: Path | None
+
+    def require(self) -> None:
+        """Before the file is opened by whoever does not mean to make one.
+
+        Raises SchemaBehind: it is not there. LedgerUnavailable: it cannot be used.
+        """
+        if self.path is None:
+            return
+        try:
+            found = self.path.exists()
+        except OSError:  # not to be looked at
+            found = True
+        if not found:
+            raise SchemaBehind("there is no ledger there yet")
+        # To read in a database of this kind takes writing too: readers enter themselves in a file
+        # beside it.
+        if not (os.access(self.path, os.R_OK | os.W_OK) and os.access(self.path.parent, os.W_OK)):
+            raise LedgerUnavailable(
+                "the file of the SQLite ledger and its folder must be readable and writable"
+            )
 
 
 def target_of(url: str) -> Target:
@@ -79,7 +99,7 @@ def sole_process(target: Target) -> Iterator[None]:
     if target.path is None:
         yield
         return
-    if not target.path.parent.is_dir():
+    if not os.path.isdir(target.path.parent):
         # Made here, it might hide that the real one is not mounted.
         raise LedgerUnavailable("the folder of the SQLite ledger is not there")
     lock = FileLock(f"{target.path}.lock", mode=0o600, thread_local=False)

@@ -1,27 +1,46 @@
-"""What is not kept for ever."""
+"""What is not kept for ever: ended operations with their events, their keys, and the audit."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
+from datetime import timedelta
 
+from app.clock import Clock
 from app.ledger.ledger import Ledger
+from app.ledger.pruning import Cutoffs, prune
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 3_600.0
-_AT_ONCE = 1_000
 
 
-async def forget_expired_keys(ledger: Ledger, every_s: float = EVERY_S) -> None:
-    """Now and every `every_s`, until cancelled: delete the idempotency keys whose retention is
-    over. In small portions, because on SQLite other writers wait for each of them."""
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long an operation is kept after its end, and an entry of the audit.
+
+    A key goes when its own time is over. An operation stays as long as a key names it.
+    """
+
+    operations: timedelta
+    audit: timedelta
+
+    def cutoffs(self, clock: Clock) -> Cutoffs:
+        now = clock.now()
+        return Cutoffs(now - self.operations, now - self.audit)
+
+
+async def keep_within(
+    ledger: Ledger, clock: Clock, retention: Retention, every_s: float = EVERY_S
+) -> None:
+    """Now and every `every_s`, until cancelled: prune what is over its age."""
     while True:
         try:
-            forgotten = _AT_ONCE
-            while forgotten == _AT_ONCE:
-                forgotten = await ledger.operations.forget_expired_keys(_AT_ONCE)
+            done = await prune(ledger.pruning, retention.cutoffs(clock))
+            if done.pruned:
+                log.info("pruned what is kept no longer: %s", done.pruned)
         except Exception as failed:
             # Whatever it is, it is tried again.
-            log.warning("expired keys are kept until the next time: %r", failed)
+            log.warning("what is over its age is kept until the next time: %r", failed)
         await asyncio.sleep(every_s)

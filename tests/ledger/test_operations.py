@@ -30,6 +30,7 @@ from app.domain.transitions import (
 )
 from app.ledger import Ledger
 from app.ledger.errors import Superseded
+from app.ledger.pruning import Portion, Pruned
 from app.ledger.values import AuditFilter, EventFilter, OperationFilter
 from tests.ledger.samples import (
     ALICE,
@@ -234,7 +235,7 @@ async def test_a_key_is_kept_for_a_day_at_least_and_as_long_as_was_promised(
         await record(ledger, await record(ledger, taken, Dispatched()), Completed(result={}))
 
     clock.at = START + timedelta(hours=24) - timedelta(microseconds=1)
-    assert await ledger.operations.forget_expired_keys() == 0
+    assert await ledger.pruning.keys() == Portion(Pruned(), more=False)
     assert await ledger.operations.replay(ALICE, "short", "f1") is not None
 
     clock.at = START + timedelta(hours=24)
@@ -243,7 +244,7 @@ async def test_a_key_is_kept_for_a_day_at_least_and_as_long_as_was_promised(
     assert anew.id != short.id, "an expired key is like a new one"
 
     clock.at = promised
-    assert await ledger.operations.forget_expired_keys() == 1
+    assert await ledger.pruning.keys() == Portion(Pruned(keys=1), more=False)
     assert await ledger.operations.replay(ALICE, "long", "f1") is None
     assert await ledger.operations.get(long.id) is not None, "the operation itself stays"
 
@@ -254,7 +255,7 @@ async def test_a_key_does_not_expire_while_its_operation_is_open(
     await with_engine(ledger)
     now = await record(ledger, await accept(ledger, order(), key=claim()), Dispatched())
     clock.advance(days=30)
-    assert await ledger.operations.forget_expired_keys() == 0
+    assert await ledger.pruning.keys() == Portion(Pruned(), more=False)
     assert await ledger.operations.replay(ALICE, "k1", "f1") == now
     again = await ledger.operations.accept(order(), key=claim(), audit=entry())
     assert again.operation == now
@@ -473,9 +474,9 @@ async def test_reading_goes_on_where_it_stopped(ledger: Ledger) -> None:
 async def test_which_cursors_can_be_resumed(ledger: Ledger) -> None:
     await with_engine(ledger)
     assert await ledger.events.oldest() == 0
-    assert await ledger.events.resumable(0)
-    assert not await ledger.events.resumable(1)
+    assert await ledger.events.given_out(0)
+    assert not await ledger.events.given_out(1)
     await accept(ledger, order())
-    assert await ledger.events.resumable(1)
-    assert not await ledger.events.resumable(2)
-    assert not await ledger.events.resumable(-1)
+    assert await ledger.events.given_out(1)
+    assert not await ledger.events.given_out(2)
+    assert not await ledger.events.given_out(-1)

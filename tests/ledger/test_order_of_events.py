@@ -167,8 +167,8 @@ async def test_the_horizon_is_always_the_place_of_a_committed_event(
     assert await ledger.events.horizon() == before
     assert await positions_after(ledger, 0) == (list(range(1, before + 1)), before)
     assert await database.read(lambda connection: last_taken(connection, True)) == place
-    assert await ledger.events.resumable(place)
-    assert not await ledger.events.resumable(place + 1)
+    assert await ledger.events.given_out(place)
+    assert not await ledger.events.given_out(place + 1)
 
 
 async def test_the_oldest_of_several_writers_decides(ledger: Ledger, database: Database) -> None:

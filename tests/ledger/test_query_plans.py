@@ -16,13 +16,16 @@ from sqlalchemy.engine.interfaces import ExecutionContext
 
 from app.domain.engine import Observed
 from app.domain.errors import EngineBusy
+from app.domain.kinds import OperationKind, OperationState
 from app.domain.operation import Operation
 from app.domain.transitions import Dispatched
 from app.ledger import Ledger
+from app.ledger.pruning import Place
 from app.ledger.values import AuditFilter, EngineFilter, EventFilter, OperationFilter
 from tests.ledger.samples import (
     ALICE,
     IN_ANY_CASE,
+    START,
     SetClock,
     accept,
     claim,
@@ -32,6 +35,10 @@ from tests.ledger.samples import (
 )
 
 pytestmark = pytest.mark.anyio
+
+
+def kinds(*names: str) -> frozenset[OperationKind]:
+    return frozenset(map(OperationKind, names))
 
 
 @pytest.fixture
@@ -97,7 +104,9 @@ async def test_no_hot_path_reads_a_whole_table(ledger: Ledger) -> None:
         "operation's events": lambda: ledger.events.of_operation(first.id, 1),
         "audit": lambda: ledger.audit.page(AuditFilter(), 99),
         "lease": lambda: ledger.leases.acquire("e1", "a", 1),
-        "keys": lambda: ledger.operations.forget_expired_keys(),
+        "keys": lambda: ledger.pruning.keys(),
+        "prune": lambda: ledger.pruning.operations(START, Place(START, 1)),
+        "prune the audit": lambda: ledger.pruning.audit(START, 1),
     }
     # One row, and no more.
     allowed = "SCAN ledger"
@@ -128,6 +137,62 @@ async def test_who_waits_for_an_engine_is_found_among_its_open_ones(ledger: Ledg
     ):
         plans = await plans_of(ledger, call)
         assert any("ix_operations_engine_open" in plan for plan in plans), plans
+
+
+ENDED = OperationState.FAILED, OperationState.CANCELLED
+LISTS = [
+    (OperationFilter(kinds=kinds("pause")), ["ix_operations_kind_ordinal"]),
+    (OperationFilter(kinds=kinds("pause", "resume")), ["ix_operations_kind_ordinal"] * 2),
+    (OperationFilter(states=frozenset(ENDED[:1])), ["ix_operations_end"]),
+    (OperationFilter(states=frozenset(ENDED)), ["ix_operations_end"] * 2),
+    (OperationFilter(states=frozenset({OperationState.RUNNING})), ["ix_operations_open"]),
+    (
+        OperationFilter(states=frozenset({OperationState.RUNNING, ENDED[0]})),
+        ["ix_operations_open", "ix_operations_end"],
+    ),
+    (OperationFilter(engine_id="e1"), ["ix_operations_engine_id_ordinal"]),
+    (
+        OperationFilter(engine_id="e1", kinds=kinds("pause")),
+        ["ix_operations_engine_id_kind_ordinal"],
+    ),
+    (OperationFilter(engine_id="e1", states=frozenset(ENDED[:1])), ["ix_operations_engine_end"]),
+    (
+        OperationFilter(engine_id="e1", states=frozenset({OperationState.RUNNING})),
+        ["ix_operations_engine_open"],
+    ),
+    (OperationFilter(subject="alice"), ["ix_operations_subject_ordinal"]),
+    (OperationFilter(since=START), ["ix_operations_created_at", "INTEGER PRIMARY KEY"]),
+]
+
+
+@pytest.mark.parametrize(("wanted", "expected"), LISTS)
+@pytest.mark.parametrize("before", [None, 99])
+async def test_each_list_is_read_along_its_index(
+    ledger: Ledger, wanted: OperationFilter, expected: list[str], before: int | None
+) -> None:
+    plans = await plans_of(ledger, lambda: ledger.operations.page(wanted, before))
+    steps = [plan.split("   <-")[0] for plan in plans]
+    for index in set(expected):
+        assert sum(index in step for step in steps) >= expected.count(index), steps
+    if len(expected) == 1:
+        assert not any("TEMP B-TREE" in step for step in steps), steps
+
+
+async def test_the_audit_is_read_along_its_indexes(ledger: Ledger) -> None:
+    for wanted, expected in (
+        (AuditFilter(action="pause"), "ix_audit_action_id"),
+        (AuditFilter(since=START), "ix_audit_at"),
+        (AuditFilter(engine_id="e1"), "ix_audit_engine_id_id"),
+    ):
+        plans = await plans_of(ledger, lambda wanted=wanted: ledger.audit.page(wanted))  # type: ignore[misc]
+        assert any(expected in plan for plan in plans), plans
+        assert not any("TEMP B-TREE" in plan for plan in plans), plans
+
+
+async def test_what_is_open_at_an_engine_is_not_looked_for_in_its_history(ledger: Ledger) -> None:
+    await accept(ledger, order())
+    plans = await plans_of(ledger, lambda: ledger.operations.open_ones("e1"))
+    assert any("ix_operations_engine_open" in plan for plan in plans), plans
 
 
 async def refused(ledger: Ledger, operation: Operation) -> None:

@@ -125,15 +125,18 @@ async def test_a_reset_of_an_ended_one_is_its_whole_story(gate: Gateway) -> None
         assert reader.answer.status_code == 204
 
 
-async def test_a_cursor_older_than_what_is_kept(tmp_path: Path) -> None:
+async def test_an_operation_that_is_there_has_its_whole_story(tmp_path: Path) -> None:
+    """Whatever of others was pruned around it."""
     async with gateway(tmp_path / "data") as gate:
         path = await flushed(gate)
-        begin = (await heard(gate, path))[0]
+        whole = await heard(gate, path)
         with sqlite3.connect(tmp_path / "data" / "chadburn.db") as database:
-            database.execute("UPDATE ledger SET pruned_to = ?", (begin.data["position"] + 1,))
+            database.execute("UPDATE ledger SET pruned_to = ?", (whole[-1].data["position"],))
         database.close()
-        reset, snapshot = await heard(gate, path, begin.id)
-        assert (reset.data, snapshot.type) == ({"reason": "cursor_too_old"}, "snapshot")
+        assert await heard(gate, path, whole[0].id) == whole[1:]
+        assert await heard(gate, path) == whole
+        page = (await gate.get(path, Accept="application/json")).json()
+        assert page["items"] == [event.data for event in whole]
 
 
 async def test_the_same_events_as_pages(gate: Gateway) -> None:
