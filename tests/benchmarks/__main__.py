@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.benchmarks import commits, decoding, engine_orders, orders, reads, streams
+from tests.benchmarks import commits, decoding, engine_orders, long_ledger, orders, reads, streams
 from tests.benchmarks.figures import Figure
 from tests.e2e.conftest import Bridge
 from tests.e2e.driving import Gateway
@@ -37,6 +37,7 @@ def main() -> None:
         folder = Path(scratch)
         figures = [
             *_ledger(folder),
+            *_long_ledger(folder),
             *_demo(folder / "demo"),
             *asyncio.run(engine_orders.figures(folder)),
             *decoding.figures(folder),
@@ -55,6 +56,20 @@ def _ledger(folder: Path) -> list[Figure]:
         found += commits.figures("PostgreSQL", asyncio.run(commits.accepted(url)), raw)
         found += asyncio.run(streams.reads_beside_streams(folder / "streams", url))
     return found
+
+
+def _long_ledger(folder: Path) -> list[Figure]:
+    small, large = (f"sqlite+aiosqlite:///{folder / name}.db" for name in ("short", "long"))
+    found = asyncio.run(long_ledger.figures(small, large, "SQLite"))
+    with _postgres() as url:
+        small, large = (_database(url, name) for name in ("short", "long"))
+        return found + asyncio.run(long_ledger.figures(small, large, "PostgreSQL"))
+
+
+def _database(url: str, name: str) -> str:
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    return url.replace("/postgres?", f"/{name}?")
 
 
 @contextlib.contextmanager
