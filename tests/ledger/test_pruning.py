@@ -220,8 +220,7 @@ async def test_pruning_beside_writers_and_readers(registered: Ledger, clock: Set
         while not over.is_set():
             await ended(registered, clock)
 
-    async def read() -> int:
-        begun_anew = 0
+    async def read() -> None:
         position, seen = 0, set[int]()
         while not (over.is_set() and position >= await registered.events.horizon()):
             try:
@@ -240,7 +239,7 @@ async def test_pruning_beside_writers_and_readers(registered: Ledger, clock: Set
     done = await pruned(registered, clock)
     over.set()
     await asyncio.gather(*writers)
-    assert all(await asyncio.gather(*readers))
+    await asyncio.gather(*readers)
     assert done == Pruned(operations=150, events=450)
     await check_left(registered)
 
