@@ -237,7 +237,7 @@ class Trial:
         """An order is taken on a moment before it begins. Raises NotApplicable when the request
         has ended meanwhile, NotHeld when admission does not become DRAINING."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + _BEGINS_S
+        until = loop.time() + max(_BEGINS_S, self.patience_s / 4)
         while True:
             admission = (await self.client.profile()).state.admission
             if generation.end is not None:

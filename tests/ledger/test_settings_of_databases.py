@@ -153,7 +153,7 @@ async def test_other_urls_are_refused_by_name(url: str, clock: SetClock) -> None
 
 async def test_a_folder_that_is_missing_is_said_so(tmp_path: Path, clock: SetClock) -> None:
     with pytest.raises(LedgerUnavailable, match="folder"):
-        await Ledger.open(f"sqlite:///{tmp_path}/no/ledger.db", clock=clock)
+        await Ledger.open(f"sqlite:///{tmp_path}/no/ledger.db", clock=clock, migrate=True)
     (tmp_path / "folder.db").mkdir()
     with pytest.raises(LedgerUnavailable, match="file"):
         await Ledger.open(f"sqlite:///{tmp_path}/folder.db", clock=clock)
