@@ -146,7 +146,7 @@ class Settings(BaseSettings):
     """None: `chadburn.db` (SQLite) in the data directory. May hold a password, so it is masked
     wherever settings are shown; `ledger_url` gives it."""
     database_pool_size: int = Field(default=10, ge=1, le=200)
-    database_wait_s: float = Field(default=5.0, gt=0, le=60)
+    database_wait_s: float = Field(default=15.0, gt=0, le=60)
     """For a connection of the pool to come free."""
     upgrade_on_start: bool = True
 

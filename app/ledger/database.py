@@ -25,7 +25,8 @@ _log = logging.getLogger(__name__)
 
 _WRITES = "ledger_writes"  # execution option: this transaction will write
 
-WAIT_S = 5.0
+# Fifty who write at once on SQLite wait for one another, four seconds on a machine with two cores.
+WAIT_S = 15.0
 _BUSY_TIMEOUT_MS = 10_000
 _CLOSE_TIMEOUT_S = 35.0  # longer than a statement may take
 _TRIES = 10
