@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -84,3 +87,15 @@ async def first(gate: Gateway, path: str, count: int, last_id: str | None = None
             if len(found) == count:
                 break
     return found
+
+
+async def in_ledger(data_dir: Path, *statements: str) -> None:
+    """Behind the back of the gateway, but not on its loop: the gateway has to go on, or a
+    transaction that it is in keeps the file locked for as long as these statements wait."""
+
+    def execute() -> None:
+        with closing(sqlite3.connect(data_dir / "chadburn.db", timeout=60)) as database, database:
+            for statement in statements:
+                database.execute(statement)
+
+    await asyncio.to_thread(execute)

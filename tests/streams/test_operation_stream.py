@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from app.domain.operation import Progress
 from app.domain.transitions import Advanced, Progressed, advance
 from tests.http.gateway import Gateway, gateway
-from tests.streams.reading import Heard, Reader, first, heard, watching
+from tests.streams.reading import Heard, Reader, first, heard, in_ledger, watching
 
 pytestmark = pytest.mark.anyio
 
@@ -130,9 +129,8 @@ async def test_an_operation_that_is_there_has_its_whole_story(tmp_path: Path) ->
     async with gateway(tmp_path / "data") as gate:
         path = await flushed(gate)
         whole = await heard(gate, path)
-        with sqlite3.connect(tmp_path / "data" / "chadburn.db") as database:
-            database.execute("UPDATE ledger SET pruned_to = ?", (whole[-1].data["position"],))
-        database.close()
+        position = whole[-1].data["position"]
+        await in_ledger(tmp_path / "data", f"UPDATE ledger SET pruned_to = {position}")
         assert await heard(gate, path, whole[0].id) == whole[1:]
         assert await heard(gate, path) == whole
         page = (await gate.get(path, Accept="application/json")).json()

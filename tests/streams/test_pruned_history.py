@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,19 +11,13 @@ from app.domain.operation import Operation, Progress
 from app.domain.transitions import Advanced, Progressed, advance
 from app.http.rooms import Rooms
 from tests.http.gateway import Gateway, gateway
-from tests.streams.reading import Heard, first, heard, watching
+from tests.streams.reading import Heard, first, heard, in_ledger, watching
 
 pytestmark = pytest.mark.anyio
 
 EVENTS = "/v1/events"
 # More than is read at once, and more bytes than a connection that nobody reads from can hold.
 MANY, BYTES = 260, 60_000
-
-
-def prune(data_dir: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(data_dir / "chadburn.db")) as database, database:
-        for statement in statements:
-            database.execute(statement)
 
 
 async def flushed(gate: Gateway) -> str:
@@ -59,14 +51,14 @@ async def test_an_operation_whose_first_events_are_gone_begins_with_a_reset(
     async with gateway(tmp_path / "data") as gate:
         path = await flushed(gate)
         story = await heard(gate, path)
-        prune(tmp_path / "data", "DELETE FROM events WHERE sequence < 3")
+        await in_ledger(tmp_path / "data", "DELETE FROM events WHERE sequence < 3")
         reset, snapshot = await heard(gate, path)
         assert (reset.type, reset.data) == ("reset", {"reason": "history_pruned"})
         assert snapshot.data["operation"]["state"] == "succeeded"
         pages = (await gate.get(path, Accept="application/json")).json()
         assert [item["type"] for item in pages["items"]] == ["reset", "snapshot"]
         # A reader who has heard all of it is not told again.
-        prune(tmp_path / "data", "DELETE FROM events")
+        await in_ledger(tmp_path / "data", "DELETE FROM events")
         async with watching(gate, path, story[-1].id) as reader:
             assert reader.answer.status_code == 204
 
@@ -74,7 +66,9 @@ async def test_an_operation_whose_first_events_are_gone_begins_with_a_reset(
 async def test_a_fleet_cursor_older_than_what_is_kept(tmp_path: Path) -> None:
     async with gateway(tmp_path / "data") as gate:
         begin = (await heard(gate, await flushed(gate)))[0]
-        prune(tmp_path / "data", f"UPDATE ledger SET pruned_to = {begin.data['position'] + 1}")
+        await in_ledger(
+            tmp_path / "data", f"UPDATE ledger SET pruned_to = {begin.data['position'] + 1}"
+        )
         reset, snapshot = await first(gate, EVENTS, 2, begin.id)
         assert (reset.type, reset.data) == ("reset", {"reason": "cursor_too_old"})
         assert snapshot.type == "snapshot"
@@ -99,7 +93,7 @@ async def test_what_is_pruned_before_a_slow_reader_comes_to_it(
         async with watching(gate, path, last) as reader, asyncio.timeout(120):
             events = aiter(reader)
             told = [await anext(events)]
-            prune(
+            await in_ledger(
                 data,
                 "DELETE FROM events WHERE sequence BETWEEN 4 AND 250",
                 f"UPDATE ledger SET pruned_to = (SELECT max(position) FROM events) "
