@@ -71,6 +71,8 @@ class IssuerSettings(_Section):
     role_maps: tuple[RoleMapSettings, ...] = ()
     role_use: Literal["cap", "add"] = "cap"
     client_id_claims: tuple[str, ...] = ("client_id",)
+    group_claims: tuple[str | tuple[str, ...], ...] = ()
+    """Each a path as of a role map. Only the policy file gives groups a meaning."""
     leeway_s: int = 30
 
 

@@ -79,6 +79,7 @@ def _issuer(issuer: IssuerSettings, audience: str | None) -> IssuerConfig:
         ),
         role_use=RoleUse(issuer.role_use),
         client_id_claims=issuer.client_id_claims,
+        group_claims=issuer.group_claims,
         leeway_s=issuer.leeway_s,
     )
 

@@ -44,6 +44,8 @@ class Principal:
     """``jti``, for audit; not used to decide anything."""
     kind: PrincipalKind = PrincipalKind.CLIENT
     audience: AudienceKind = AudienceKind.ADMIN
+    groups: frozenset[str] = frozenset()
+    """Of the claims that the issuer's settings name; only a policy gives them a meaning."""
 
     @property
     def may_administer(self) -> bool:

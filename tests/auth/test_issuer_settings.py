@@ -14,7 +14,7 @@ from app.auth.principal import AudienceKind, Principal
 from app.auth.tokens.bearer import bearer_token
 from app.auth.tokens.errors import InsufficientScope, TokenMalformed, TokenMissing
 from app.auth.tokens.fetch import discovery_urls
-from app.auth.tokens.grants import granted_scopes
+from app.auth.tokens.grants import granted_scopes, groups_of
 from app.auth.tokens.issuers import (
     IssuerConfig,
     IssuerConfigError,
@@ -53,6 +53,9 @@ def config(**changes: Any) -> IssuerConfig:
         {"audience": None},
         {"inference_audiences": ("",)},
         {"inference_audiences": ("admin",)},
+        {"group_claims": ("",)},
+        {"group_claims": ("a..b",)},
+        {"group_claims": ((),)},
         {"algorithms": ()},
         *(
             {"algorithms": ("RS256", name)}
@@ -276,3 +279,17 @@ def test_other_schemes_are_no_token(values: list[str]) -> None:
 def test_refuses_what_is_not_one_token(values: list[str]) -> None:
     with pytest.raises(TokenMalformed):
         bearer_token(values)
+
+
+def test_groups_come_from_the_claims_that_the_settings_name_and_no_others() -> None:
+    claims = {
+        "groups": ["ops", 7, None, "", "a b"],
+        "realm": {"teams": "search"},
+        "https://gw.test/groups": ["dotted"],
+        "scope": "admin:read",
+    }
+    named = config(group_claims=("groups", "realm.teams", ("https://gw.test/groups",)))
+    assert groups_of(named, claims) == {"ops", "a b", "search", "dotted"}
+    assert groups_of(config(), claims) == frozenset()
+    for odd in ({"groups": {"ops": True}}, {"groups": 7}, {"realm": ["teams"]}, {}):
+        assert groups_of(named, odd) == frozenset()

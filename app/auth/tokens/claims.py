@@ -15,7 +15,7 @@ from app.auth.tokens.errors import (
     TokenNotYetValid,
     TokenTypeRefused,
 )
-from app.auth.tokens.grants import granted_scopes, has_scope_claim
+from app.auth.tokens.grants import granted_scopes, groups_of, has_scope_claim
 from app.auth.tokens.issuers import IssuerConfig, TokenProfile
 
 MAX_IDENTITY_CHARS = 255
@@ -62,6 +62,7 @@ def judge(
         token_id=token_id,
         kind=_kind(config, claims, subject, client_id),
         audience=audience,
+        groups=groups_of(config, claims),
     )
 
 

@@ -30,6 +30,16 @@ def granted_scopes(config: IssuerConfig, claims: Mapping[str, Any]) -> frozenset
     return from_claims & from_roles if config.role_use is RoleUse.CAP else from_claims | from_roles
 
 
+def groups_of(config: IssuerConfig, claims: Mapping[str, Any]) -> frozenset[str]:
+    """The groups literally present. A claim that is absent or of an unexpected type has none."""
+    return frozenset(
+        group
+        for path in config.group_paths
+        for group in _strings(_at(claims, path), split=False)
+        if group
+    )
+
+
 def has_scope_claim(config: IssuerConfig, claims: Mapping[str, Any]) -> bool:
     """Whether any of the issuer's scope claims is there, whatever it holds."""
     return any(claim in claims for claim in config.scope_claims)

@@ -72,7 +72,7 @@ class RoleMap:
     @property
     def path(self) -> tuple[str, ...]:
         """The claim path as names from the top of the token."""
-        return tuple(self.claim.split(".")) if isinstance(self.claim, str) else self.claim
+        return _path_of(self.claim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +96,8 @@ class IssuerConfig:
     role_use: RoleUse = RoleUse.CAP
     client_id_claims: tuple[str, ...] = ("client_id",)
     """The first that is present names the client."""
+    group_claims: tuple[str | tuple[str, ...], ...] = ()
+    """Paths to strings or lists of strings, written as in a role map: its groups."""
     leeway_s: int = 30
     """Clock skew allowed on exp, nbf and iat."""
 
@@ -113,8 +115,15 @@ class IssuerConfig:
             self._refuse("scope_claims", "no source of scopes: neither claims nor role maps")
         if not all(self.scope_claims) or not all(self.client_id_claims):
             self._refuse("claims", "a claim name is empty")
+        if not all(path and all(path) for path in self.group_paths):
+            self._refuse("group_claims", "a claim path is empty")
         if self.profile is TokenProfile.STRICT and "client_id" not in self.client_id_claims:
             self._refuse("client_id_claims", "the strict profile reads 'client_id'")
+
+    @property
+    def group_paths(self) -> tuple[tuple[str, ...], ...]:
+        """The group claims as names from the top of the token."""
+        return tuple(map(_path_of, self.group_claims))
 
     @property
     def loopback(self) -> bool:
@@ -141,6 +150,10 @@ class IssuerConfig:
 
     def _refuse(self, setting: str, why: str) -> None:
         raise IssuerConfigError(f"issuer {self.issuer!r}: {setting}: {why}")
+
+
+def _path_of(claim: str | tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(claim.split(".")) if isinstance(claim, str) else claim
 
 
 def is_loopback_host(host: str) -> bool:
