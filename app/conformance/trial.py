@@ -13,12 +13,12 @@ from typing import Any
 import grpc
 
 from app.conformance.case import NotApplicable, NotHeld, NotPromised, expect
-from app.conformance.client import Client, Stream, brief
+from app.conformance.client import Client, Stream, brief, ends_with
 from app.conformance.connection import Listener
 from app.conformance.hook import FaultHook, HookFailed
 from app.conformance.orders import Kind, Orders, name_of, named
 from app.conformance.placing import Places
-from app.conformance.record import Record, Refusal
+from app.conformance.record import Record, Refusal, Told
 from app.conformance.stock import Stock
 from app.conformance.traffic import Generation, Traffic, too_short
 from app.conformance.way_back import Unsettled, WayBack, why_not_begun
@@ -232,6 +232,22 @@ class Trial:
             await self.until_draining(generation)
             yield stream, first.operation_id, generation
         await stream.rest()
+
+    @asynccontextmanager
+    async def outlasted(
+        self, deadline_ms: int, **fields: Any
+    ) -> AsyncGenerator[tuple[Told, Generation]]:
+        """After a drain with too little time for a request that goes on: what the drain told, and
+        the request. Raises NotApplicable when requests end too soon for that."""
+        self.require_pauses(pb.PAUSE_MODE_DRAIN)
+        async with self.traffic.running(LONG_S) as generation:
+            drain = self.orders.pause(pb.PAUSE_MODE_DRAIN, deadline_ms=deadline_ms, **fields)
+            until = asyncio.get_running_loop().time() + deadline_ms / 1000
+            told = await self.client.told(drain)
+            if generation.ended_at is not None and generation.ended_at < until:
+                raise too_short()
+            expect(ends_with(told, "failed"), "the drain to fail at its deadline", told)
+            yield told, generation
 
     async def until_draining(self, generation: Generation) -> None:
         """An order is taken on a moment before it begins. Raises NotApplicable when the request

@@ -174,9 +174,10 @@ def told_as_faults(engine: Engine, rank: int) -> Iterator[None]:
     try:
         yield
     except (SourceRefused, CheckpointError) as error:
-        raise RuntimeFault("SOURCE_REFUSED", str(error)) from error
+        raise RuntimeFault("SOURCE_REFUSED", str(error), code="INVALID_ARGUMENT") from error
     except OSError as error:
-        raise RuntimeFault("SOURCE_UNREADABLE", error.strerror or "not readable") from error
+        cause = error.strerror or "not readable"
+        raise RuntimeFault("SOURCE_UNREADABLE", cause, code="FAILED_PRECONDITION") from error
     except TransferFailed as error:
         raise RuntimeFault("TRANSFER_FAILED", str(error), retryable=True) from error
     except RankLost as error:

@@ -70,6 +70,7 @@ class Prober:
         self._since_reopened = 0
         self._operations: list[str] = []
         self._profiles: list[str] = []
+        self.tried = Tried()
 
     def close(self) -> None:
         self._http.close()
@@ -92,13 +93,12 @@ class Prober:
         load_all_checks()
         schema = schemathesis.openapi.from_dict(self._http.get("/openapi.json").json())
         assert isinstance(schema, OpenApiSchema)
-        tried = Tried()
         for result in schema.get_all_operations():
             assert isinstance(result, Ok)
             operation = result.ok()
             for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
-                self._probe(operation, mode, examples, tried)
-        return tried
+                self._probe(operation, mode, examples, self.tried)
+        return self.tried
 
     def _probe(self, operation: Any, mode: GenerationMode, examples: int, tried: Tried) -> None:
         counted = tried.statuses.setdefault(operation.label, Counter())
@@ -163,7 +163,6 @@ class Prober:
 
     def _possible(self) -> Json:
         facts = self._http.get(f"/v1/engines/{self._engine}").json()["facts"]
-        disk = {"source": {"disk": {"path": self._weights}}, "weight_version": "another"}
         released = facts["released"] or ["kv_cache"]
         return {
             "resume": {"pause_epoch": max(facts["pause_epoch"], 1)},
@@ -172,7 +171,7 @@ class Prober:
                 "release_epoch": max(facts["release_epoch"], 1),
             },
             "release-resources": {"resources": ["kv_cache"], "content": "discard"},
-            "update-weights": {**disk, "pause": "abort", "under_pause": None},
+            "update-weights": self._new_weights(None) | {"under_pause": None},
             "loras": {"path": self._weights},
             "profiles": {"profiler": "memory", "duration_ms": 20, "steps": None},
             "flush-caches": {"caches": ["prefix"]},
@@ -205,13 +204,15 @@ class Prober:
             self.reopen()
 
     def reopen(self) -> None:
-        """Nothing under way, nothing released, admission open."""
+        """Nothing under way, nothing released, weights valid, admission open."""
         self._since_reopened = 0
         self._end_all()
         facts = self._facts()
         if facts["released"]:
             released = {"resources": facts["released"], "release_epoch": facts["release_epoch"]}
             self._done("restore-resources", released)
+        if (facts := self._facts())["weights"]["state"] != "valid":
+            self._done("update-weights", self._new_weights(facts["pause"]))
         if (facts := self._facts())["pause"] is not None:
             self._done("resume", {"pause_epoch": facts["pause"]["epoch"]})
 
@@ -238,8 +239,20 @@ class Prober:
         self._ended(operation_id)
         return operation_id
 
+    def _new_weights(self, pause: Json | None) -> Json:
+        disk = {"source": {"disk": {"path": self._weights}}, "weight_version": "another"}
+        if pause is None:
+            return disk | {"pause": "abort"}
+        return disk | {"under_pause": {"pause_epoch": pause["epoch"]}}
+
     def _ended(self, operation_id: str) -> None:
-        self._http.get(f"/v1/operations/{operation_id}", headers={"Prefer": "wait=5"})
+        until = time.monotonic() + _WAIT_S
+        while True:
+            wait = {"Prefer": "wait=20"}
+            found = self._http.get(f"/v1/operations/{operation_id}", headers=wait).json()
+            if found["done"]:
+                return
+            assert time.monotonic() < until, found
 
     def _facts(self) -> Json:
         # A round trip, so that what is read next is how it stands now.

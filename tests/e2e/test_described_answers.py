@@ -37,7 +37,7 @@ def probed(folder: Path, examples: int, seed: int) -> Tried:
             tried = prober.probe_all(examples)
         finally:
             prober.close()
-            (folder / "answers.json").write_text(json.dumps(tried.statuses, indent=1))
+            (folder / "answers.json").write_text(json.dumps(prober.tried.statuses, indent=1))
         assert demo.process.stop() == 0, demo.logs()
     assert not tried.wrong, f"seed {seed}\n" + "\n\n".join(tried.wrong)
     return tried

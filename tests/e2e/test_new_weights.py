@@ -143,7 +143,8 @@ async def test_weights_from_disk(bridge: Bridge, standing: Stack, other: Path) -
         command, bridge, f"--disk={standing.folder}", "--weight-version=v3"
     )
     assert refused.returncode == 3, refused
-    assert json.loads(refused.stdout)["error"]["reason"] == "SOURCE_REFUSED"
+    error = json.loads(refused.stdout)["error"]
+    assert (error["code"], error["reason"]) == ("INVALID_ARGUMENT", "SOURCE_REFUSED")
 
 
 async def test_trainer_publishes_step_by_step(

@@ -221,6 +221,7 @@ async def test_only_allowed_roots_are_read(clients: Clients, tmp_path: Path, all
     link.symlink_to(outside)
     for path in (outside, link, allowed / "nothing"):
         end = await clients.update("v2", disk=disk(path)).end()
+        assert end.failed.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
         assert end.failed.reason == "SOURCE_REFUSED"
     assert (await clients.profile()).state.weights.version == "v1"
 

@@ -16,11 +16,12 @@ from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import generation_pb2
 from tests.reference_engine.calling import Call, Heard
 from tests.robustness.lines import ABORT, DRAIN, KEEP
-from tests.robustness.stage import TOKENS, Stage, fresh, stage
+from tests.robustness.stage import Stage, fresh, stage
 
 pytestmark = pytest.mark.anyio
 
 CLIENTS = 3
+LONG = 240  # tokens: an order is surely carried out in the midst of them
 AFTER = 1  # requests that each client still sends when the update is over
 LENGTH = generation_pb2.FINISH_REASON_LENGTH
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
@@ -100,7 +101,7 @@ async def frozen(
 ) -> tuple[list[int], int, pb.AdminOperation, str, str]:
     """One request in flight over an update: what it said, and where the version changed."""
     old, new = await stage.version(), await stage.other_version()
-    call: Call = await stage.ask().after(5)
+    call: Call = await stage.ask(LONG).after(5)
     told = stage.clients.update(
         new, disk=stage.disk(new), cache_policy=cache, pause=pb.PauseAround(mode=KEEP)
     )
@@ -111,8 +112,8 @@ async def frozen(
     operation = await stage.clients.admin.GetOperation(asked)
     heard = await call.whole()
     assert heard.finished is not None
-    assert len(heard.ids) == TOKENS
-    assert 5 <= switched.output_tokens < TOKENS
+    assert len(heard.ids) == LONG
+    assert 5 <= switched.output_tokens < LONG
     return heard.ids, switched.output_tokens, operation, old, new
 
 
@@ -120,7 +121,7 @@ async def test_keep_changes_the_version_at_one_recorded_token(two: Stage) -> Non
     ids, at, operation, old, new = await frozen(two, pb.CACHE_POLICY_FLUSH)
     assert list(operation.warnings) == []
     assert tuple(ids[:at]) == fresh(two.versions[old], at)
-    assert tuple(ids[at:]) == fresh(two.versions[new], TOKENS - at, tuple(ids[:at]))
+    assert tuple(ids[at:]) == fresh(two.versions[new], LONG - at, tuple(ids[:at]))
     assert await two.serves(new)
 
 
@@ -130,7 +131,7 @@ async def test_keep_with_the_old_cache_says_so(two: Stage) -> None:
     ids, at, operation, old, new = await frozen(two, pb.CACHE_POLICY_KEEP)
     assert [warning.reason for warning in operation.warnings] == ["CACHE_KEPT"]
     assert tuple(ids[:at]) == fresh(two.versions[old], at)
-    assert tuple(ids) != fresh(two.versions[old], TOKENS)
+    assert tuple(ids) != fresh(two.versions[old], LONG)
     assert operation.completed.update_weights.updates_since_flush == 1
     await two.clients.flush()
     assert await two.serves(new)

@@ -115,8 +115,8 @@ async def failure_says_why(trial: Trial) -> None:
     if not any(kind_of(event) == "failed" for told in trial.record.told for event in told.events):
         if trial.options.inference is None:
             raise NotApplicable("no operation of this run has failed")
-        async with trial.draining(deadline_ms=300) as (stream, _, _):
-            await stream.rest()
+        async with trial.outlasted(300):
+            pass
     sentences.failures_say_why(trial.record.told, trial.most_ranks)
 
 
