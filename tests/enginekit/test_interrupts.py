@@ -171,7 +171,7 @@ async def test_ranks_that_hang_are_left_at_the_deadline(
 ) -> None:
     async with client_of(ranks3) as client:
         ranks3.engine.script(phase, hook, -1 if phase == "conclude" else 1)
-        events = await client.order(client.pause(deadline_ms=150))
+        events = await client.order(client.pause(deadline_ms=1000))
         assert_whole(events)
         failed = events[-1].failed
         assert failed.reason == "DEADLINE_EXCEEDED"
