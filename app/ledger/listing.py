@@ -10,7 +10,7 @@ engine with state, have an index; other pairs, and three at a time, have none.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from sqlalchemy import Column, ColumnElement, Select, Table, func, select, union_all
@@ -21,6 +21,8 @@ from app.ledger.values import AuditFilter, OperationFilter
 SKEW = timedelta(hours=1)
 """How far the clocks of gateways may be apart, and how long an acceptance may take, for a list that
 begins at a moment to be complete."""
+
+_FIRST = datetime.min.replace(tzinfo=UTC)
 
 
 def page_of_operations(
@@ -111,6 +113,8 @@ def _since(
 ) -> list[ColumnElement[bool]]:
     """Numbers rise with time but for the differences of clocks. So what is younger than a moment
     lies above what is clearly older, and what lies below need not be read."""
+    if since - _FIRST < SKEW:
+        return [time >= since]  # no calendar has a moment that is clearly older
     # By another name, or it would be part of the query around it.
     earlier = table.alias("earlier")
     older = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -78,6 +78,7 @@ async def test_entries_are_paged_newest_first_and_filtered(ledger: Ledger) -> No
     assert await found(subject="bob") == ["e4", "e3", "e2", "e1"]
     assert await found(action="a0") == ["e4", "e2", "e0"]
     assert await found(since=START + timedelta(seconds=3)) == ["e4", "e3"]
+    assert len(await found(since=datetime.min.replace(tzinfo=UTC))) == 5
 
 
 async def test_a_lease_has_one_holder_until_its_time_is_up(ledger: Ledger, clock: SetClock) -> None:

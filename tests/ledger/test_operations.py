@@ -422,6 +422,7 @@ async def test_operations_are_found_by_each_filter(ledger: Ledger) -> None:
     assert await found(states=frozenset({OperationState.RUNNING})) == [first.id]
     assert await found(subject="bob") == [second.id]
     assert await found(since=START + timedelta(1)) == [second.id]
+    assert await found(since=datetime.min.replace(tzinfo=UTC)) == [second.id, first.id]
     assert await found(engine_id="e1", subject="bob") == []
     assert [one.id for one in await ledger.operations.open_ones()] == [first.id, second.id]
     assert [one.id for one in await ledger.operations.open_ones("e2")] == [second.id]
