@@ -170,7 +170,8 @@ def _fits(state: OperationState, last: str | None) -> bool:
     if state in TERMINAL_STATES:
         return kind is EventType.SETTLED or _STATE_OF.get(kind) is state
     if state is OperationState.QUEUED:
-        return kind in (EventType.QUEUED, EventType.WARNING)
+        # `progress`: a further call of a weight session is taken on before its turn, too.
+        return kind in (EventType.QUEUED, EventType.PROGRESS)
     return not kind.terminal
 
 

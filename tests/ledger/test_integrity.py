@@ -7,9 +7,10 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import text
 
-from app.domain.kinds import OperationKind
-from app.domain.operation import OperationError, OperationWarning
-from app.domain.transitions import Cancelled, Completed, Dispatched, Failed, Warned
+from app.domain.kinds import OperationKind, OperationState
+from app.domain.operation import OperationError, OperationWarning, Progress
+from app.domain.queueing import Queueing
+from app.domain.transitions import Cancelled, Completed, Continued, Dispatched, Failed, Warned
 from app.ledger import Ledger
 from app.ledger.database import Write
 from app.ledger.integrity import Examination, examine
@@ -63,6 +64,17 @@ async def test_a_ledger_that_was_only_used_is_sound(
     assert (found.findings, found.operations, found.keys, found.leases) == ((), 5, 2, 1)
     assert found.events == 2 + 2 + 4 + 2 + 2
     assert found.schema.revision == found.schema.head
+
+
+async def test_a_session_that_is_gone_on_with_before_its_turn_is_sound(
+    ledger: Ledger, ledger_url: str, clock: SetClock
+) -> None:
+    await with_engine(ledger)
+    await record(ledger, await accept(ledger, order()), Dispatched())
+    queued = await accept(ledger, order(OperationKind.UPDATE_WEIGHTS), queueing=Queueing(16))
+    taken = Continued(progress=Progress("chunk_taken", 0, 1, "chunks"))
+    assert (await record(ledger, queued, taken)).state is OperationState.QUEUED
+    assert (await examine(ledger_url, clock)).findings == ()
 
 
 async def test_each_damage_is_found(ledger: Ledger, ledger_url: str, clock: SetClock) -> None:
