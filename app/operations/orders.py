@@ -336,23 +336,24 @@ class Orders:
                 step = advance(operation, fact, self._clock.now())
                 # `_cancelling` gives only what the state allows.
                 assert isinstance(step, Advanced)
-                end = end_entry(step.operation, self._clock.now()) if step.operation.done else None
+                now = self._clock.now()
+                end = end_entry(step.operation, now) if step.operation.done else None
+                asked = entry_of(
+                    now,
+                    "cancel",
+                    "accepted",
+                    caller,
+                    engine_id=engine_id,
+                    operation_id=operation_id,
+                )
                 try:
-                    operation = await self._ledger.operations.record(operation, step, audit=end)
+                    operation = await self._ledger.operations.record(
+                        operation, step, audit=end, asked=asked
+                    )
                     break
                 except Superseded:
                     # It was sent, or something was heard of it, in between.
                     operation = await self._operation(operation_id)
-        await self._ledger.audit.append(
-            entry_of(
-                self._clock.now(),
-                "cancel",
-                "accepted",
-                caller,
-                engine_id=engine_id,
-                operation_id=operation_id,
-            )
-        )
         self._runner.take(operation)
         return operation
 

@@ -17,7 +17,7 @@ from app.ledger.values import AuditFilter
 from tests.doubles.engine import EngineDouble
 from tests.enginekit.minimal_engine import until as released_by
 from tests.operations.faulty_ledger import FAULTS, Fault, FaultyLedger
-from tests.operations.gateway import DRAIN, FLUSH, Gateway, request, running_gateway, until
+from tests.operations.gateway import CALLER, DRAIN, FLUSH, Gateway, request, running_gateway, until
 from tests.operations.scripted_backend import SENDS, ScriptedBackend, Send
 from tests.operations.test_courses import World, _proved, _true
 
@@ -75,6 +75,21 @@ class TestRecording:
         assert not again.fresh
         assert (await gateway.end_of(again.operation)).state is OperationState.SUCCEEDED
         assert len(engine.orders) == 1
+
+    async def test_a_cancellation_is_audited_with_what_it_does(
+        self, faulty: tuple[Gateway, FaultyLedger], engine: EngineDouble
+    ) -> None:
+        gateway, ledger = faulty
+        engine.engine.script("prepare", released_by(go := asyncio.Event()))
+        first = await gateway.give(DRAIN)
+        queued = await gateway.give(FLUSH, when_busy="queue")
+        ledger.faults["append"] = ["before"]
+        assert (await gateway.orders.cancel(queued.id, CALLER)).state is OperationState.CANCELLED
+        page = await gateway.ledger.audit.page(AuditFilter(operation_id=queued.id))
+        told = [(each.entry.action, each.entry.outcome) for each in reversed(page.items)]
+        assert told[1:] == [("cancel", "accepted"), ("flush_caches", "cancelled")]
+        go.set()
+        await gateway.end_of(first)
 
     async def test_an_acceptance_that_did_not_happen_did_not(
         self, faulty: tuple[Gateway, FaultyLedger], engine: EngineDouble
