@@ -230,7 +230,7 @@ async def _opened(
         held.push_async_callback(fleet.stop)
         await runner.start()
         held.push_async_callback(runner.stop, settings.shutdown_grace_s)
-        held.push_async_callback(_write_refused_callers, rooms)
+        held.push_async_callback(_write_refused_callers, rooms, settings.shutdown_grace_s)
         pruning = keep_within(ledger, clock, retention_of(settings))
         for background in (_housekeeping(rooms), pruning, verifier.warm()):
             held.push_async_callback(_ended, asyncio.create_task(background))
@@ -331,8 +331,15 @@ async def _housekeeping(rooms: Rooms) -> None:
             _log.warning("housekeeping_interrupted", exc_info=error)
 
 
-async def _write_refused_callers(rooms: Rooms) -> None:
-    await record_refused_callers(rooms.ledger, rooms.refused_callers, rooms.clock, all_of_them=True)
+async def _write_refused_callers(rooms: Rooms, within_s: float) -> None:
+    """A database that says nothing any more must not keep the process from its end."""
+    try:
+        async with asyncio.timeout(within_s):
+            await record_refused_callers(
+                rooms.ledger, rooms.refused_callers, rooms.clock, all_of_them=True
+            )
+    except TimeoutError:
+        _log.warning("refused_callers_not_written")
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -48,6 +48,20 @@ class Server:
         """At the same place. Returns when it takes connections."""
         self._server.ensure_postgres_running()
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Connections stay, and nothing is answered on them."""
+        info = self._server.get_postmaster_info()
+        assert info.process is not None
+        processes = [info.process, *info.process.children(recursive=True)]
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
+
     def execute(self, statement: str) -> None:
         """In no transaction."""
         with psycopg.connect(**self.where, dbname="postgres", autocommit=True) as connection:
