@@ -35,7 +35,8 @@ def upgrade(
         typer.Option(
             "--restored",
             help="After a backup was restored: a new identity, so that no cursor from before is "
-            "taken for one of the events to come. All gateways must be stopped.",
+            "taken for one of the events to come, and an end for orders that were not sent when it "
+            "was made. All gateways must be stopped.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -51,12 +52,30 @@ def upgrade(
             line = f"the data directory {settings.data_dir} cannot be made: {error.strerror}"
             raise CommandFailed(Exit.UNREACHABLE, line) from error
     climb = _done(lambda: upgrade_ledger(settings.ledger_url, restored=restored))
+    ended = _done(lambda: _end_unsent(settings.ledger_url)) if restored else 0
     if as_json:
-        print(compact({"from": climb.before, "to": climb.after}))
-    elif climb.before == climb.after:
+        told = {"ended": ended} if restored else {}
+        print(compact({"from": climb.before, "to": climb.after, **told}))
+        return
+    if climb.before == climb.after:
         print(f"schema {climb.after}: nothing to do")
     else:
         print(f"schema {climb.before or 'none'} -> {climb.after}")
+    if restored:
+        print(f"a new identity; {ended} operations that were not sent yet have ended")
+
+
+async def _end_unsent(url: str) -> int:
+    from app.clock import SystemClock
+    from app.ledger import Ledger
+    from app.ledger.recovery import end_unsent
+
+    clock = SystemClock()
+    ledger = await Ledger.open(url, clock=clock, pool_size=2)
+    try:
+        return await end_unsent(ledger, clock)
+    finally:
+        await ledger.close()
 
 
 @db.command()

@@ -44,6 +44,22 @@ def test_a_ledger_is_missing_then_made_then_current(run: Run, config: str, tmp_p
     assert pruned.out == "deleted 0 operations with 0 events, 0 keys, 0 audit entries\n"
 
 
+def test_a_restored_ledger_gets_another_identity(run: Run, config: str, tmp_path: Path) -> None:
+    def identity() -> str:
+        with closing(sqlite3.connect(tmp_path / "data" / "chadburn.db")) as database:
+            (found,) = database.execute("SELECT identity FROM ledger").fetchone()
+        return str(found)
+
+    run("db", "upgrade", "--config", config)
+    head, before = ReleaseSchema().head, identity()
+    told = run("db", "upgrade", "--restored", "--config", config)
+    ended = "a new identity; 0 operations that were not sent yet have ended"
+    assert (told.code, told.out) == (0, f"schema {head}: nothing to do\n{ended}\n")
+    assert identity() != before
+    told = run("db", "upgrade", "--restored", "--config", config, "--json")
+    assert json.loads(told.out) == {"from": head, "to": head, "ended": 0}
+
+
 @pytest.mark.parametrize("verb", [("check",), ("prune",), ("prune", "--dry-run")])
 def test_what_is_only_looked_for_is_not_made(
     run: Run, config: str, tmp_path: Path, verb: tuple[str, ...]
