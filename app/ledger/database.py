@@ -12,7 +12,13 @@ from typing import Any, TypeVar, cast
 from sqlalchemy import Connection, Table, event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    PendingRollbackError,
+    ProgrammingError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -167,7 +173,8 @@ def database_errors() -> Iterator[None]:
         raise
     except PoolTimeout as error:
         raise _busy() from error
-    except DBAPIError as error:
+    except (DBAPIError, PendingRollbackError) as error:
+        # The second where a connection broke and whoever cleans up tried to go on with it.
         raise LedgerUnavailable("the ledger's database does not answer") from error
 
 

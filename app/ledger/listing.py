@@ -1,20 +1,24 @@
 """Queries for lists that may be long: each page costs the same, however long the history.
 
 A page is read along an index that ends in the number the list goes by, from the last row of the
-page before. For that a filter has to be one value. Of several values each has a query of its own,
-as long as the page, and the page is made from the rows they found.
+page before. For that each column that leads the index has to be one value. Of several values each
+has a query of its own, as long as the page, and the page is made from the rows they found.
 
-Conditions beside the one that leads the index are looked at row by row: engine with kind, and
-engine with state, have an index; other pairs, and three at a time, have none.
+So an index also serves filters that leave out a column of few values: kind and state are spelled
+out then, each of them, 40 queries at most. What is open is little, has indexes of its own, and is
+looked at row by row.
+
+Of the audit only one condition leads an index, and all others are looked at row by row.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Select, Table, func, select, union_all
 
+from app.domain.kinds import OperationKind, OperationState
 from app.ledger.tables import audit, is_ended, is_open, operations
 from app.ledger.values import AuditFilter, OperationFilter
 
@@ -34,7 +38,9 @@ def page_of_operations(
     if before is not None:
         branches = [[*branch, operations.c.ordinal < before] for branch in branches]
     newest_first = operations.c.ordinal.desc()
-    if len(branches) == 1:
+    # For a list since a moment SQLite takes the smallest index that will do, and the one of all
+    # columns only where numbers and times are all that is read.
+    if len(branches) == 1 and wanted.since is None:
         query = operation.where(*branches[0])
         return query.order_by(newest_first).limit(size + 1)
     parts = [
@@ -45,8 +51,9 @@ def page_of_operations(
         .subquery()
         for branch in branches
     ]
-    found = union_all(*(select(part.c.ordinal) for part in parts))
-    query = operation.where(operations.c.ordinal.in_(found))
+    found = union_all(*(select(part.c.ordinal) for part in parts)).subquery()
+    newest = select(found.c.ordinal).order_by(found.c.ordinal.desc()).limit(size + 1)
+    query = operation.where(operations.c.ordinal.in_(newest))
     return query.order_by(newest_first).limit(size + 1)
 
 
@@ -72,39 +79,58 @@ def among_open(column: Column[str], value: str) -> ColumnElement[bool]:
 
 def _branches(wanted: OperationFilter) -> list[list[ColumnElement[bool]]]:
     """Conditions of which one list has to hold; no operation fits two of them."""
-    kinds = sorted(wanted.kinds)
-    if not wanted.states:
-        common = _of_all(wanted)
-        return [[*common, operations.c.kind == kind.value] for kind in kinds] or [common]
-    # Ended states lead an index. What is open is little, and has one of its own.
-    ended = sorted(state.value for state in wanted.states if state.terminal)
-    still = sorted(state.value for state in wanted.states if not state.terminal)
-    branches = [[*_of_all(wanted), is_ended, operations.c.state == state] for state in ended]
+    kinds, states = sorted(wanted.kinds), sorted(wanted.states)
+    if wanted.subject is not None and (wanted.engine_id is not None or kinds or states):
+        # Their index has every other column before the number.
+        kinds, states = kinds or list(OperationKind), states or list(OperationState)
+    common = _of_all(wanted)
+    of_kinds = [[*common, operations.c.kind == kind.value] for kind in kinds] or [common]
+    if not states:
+        return of_kinds
+    branches = [
+        [*branch, is_ended, operations.c.state == state.value]
+        for branch in of_kinds
+        for state in states
+        if state.terminal
+    ]
+    still = [state.value for state in states if not state.terminal]
     if still:
-        branches.append([*_of_all(wanted, "open"), is_open, operations.c.state.in_(still)])
-    if kinds:
-        among = operations.c.kind.in_([kind.value for kind in kinds])
-        branches = [[*branch, among] for branch in branches]
+        branches.append(_of_open(wanted, still))
     return branches
 
 
-def _of_all(
-    wanted: OperationFilter, which: Literal["any", "open"] = "any"
-) -> list[ColumnElement[bool]]:
-    conditions: list[ColumnElement[bool]] = []
-    for column, value in (
-        (operations.c.engine_id, wanted.engine_id),
-        (operations.c.subject, wanted.subject),
-        (operations.c.engine_operation_id, wanted.engine_operation_id),
-    ):
-        if value is None:
-            continue
-        # An engine's open ones have an index.
-        apart = which == "open" and column is not operations.c.engine_id
-        conditions.append(among_open(column, value) if apart else column == value)
+def _of_all(wanted: OperationFilter) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = [
+        column == value
+        for column, value in (
+            (operations.c.engine_id, wanted.engine_id),
+            (operations.c.subject, wanted.subject),
+            (operations.c.engine_operation_id, wanted.engine_operation_id),
+        )
+        if value is not None
+    ]
     if wanted.since is not None:
         number, time = operations.c.ordinal, operations.c.created_at
         conditions += _since(operations, number, time, wanted.since)
+    return conditions
+
+
+def _of_open(wanted: OperationFilter, states: list[str]) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = [is_open, operations.c.state.in_(states)]
+    conditions += [
+        among_open(column, value)
+        for column, value in (
+            (operations.c.engine_id, wanted.engine_id),
+            (operations.c.subject, wanted.subject),
+            (operations.c.engine_operation_id, wanted.engine_operation_id),
+        )
+        if value is not None
+    ]
+    if wanted.kinds:
+        kinds = sorted(kind.value for kind in wanted.kinds)
+        conditions.append(operations.c.kind.concat("").in_(kinds))
+    if wanted.since is not None:
+        conditions.append(operations.c.created_at >= wanted.since)
     return conditions
 
 

@@ -181,8 +181,9 @@ operations = Table(
         sqlite_where=text(_OPEN),
         postgresql_where=text(_OPEN),
     ),
-    # For lists, by each filter that may let little pass, and for pruning. Those on a state hold
-    # what has ended only: it is written into them once, and what is open is found above.
+    # For lists, so that every combination of filters has one whose columns are all given or have
+    # few values (see `listing`), and for pruning. Those on a state hold what has ended only: it is
+    # written into them once, and what is open is found above.
     Index(None, "engine_id", "ordinal"),
     Index(None, "engine_id", "kind", "ordinal"),
     Index(None, "kind", "ordinal"),
@@ -193,6 +194,13 @@ operations = Table(
         for name, columns in (
             ("ix_operations_end", ("state", "ordinal")),
             ("ix_operations_engine_end", ("engine_id", "state", "ordinal")),
+            ("ix_operations_kind_end", ("kind", "state", "ordinal")),
+            ("ix_operations_engine_kind_end", ("engine_id", "kind", "state", "ordinal")),
+            ("ix_operations_subject_end", ("subject", "kind", "state", "ordinal")),
+            (
+                "ix_operations_engine_subject_end",
+                ("engine_id", "subject", "kind", "state", "ordinal", "created_at"),
+            ),
             ("ix_operations_ended_at", ("ended_at", "ordinal")),
         )
     ),

@@ -98,6 +98,18 @@ async def timed(ledger: Ledger, count: int) -> dict[str, float]:
             states=frozenset({OperationState.FAILED, OperationState.CANCELLED})
         ),
         "kind": OperationFilter(kinds=frozenset({OperationKind.PAUSE})),
+        "kind and state": OperationFilter(
+            kinds=frozenset({OperationKind.PAUSE}), states=frozenset({OperationState.FAILED})
+        ),
+        "principal and state": OperationFilter(
+            subject="person-3", states=frozenset({OperationState.FAILED})
+        ),
+        "engine and principal": OperationFilter(engine_id=_engine(7), subject="person-7"),
+        "engine, kind and state": OperationFilter(
+            engine_id=_engine(7),
+            kinds=frozenset({OperationKind.PAUSE}),
+            states=frozenset({OperationState.SUCCEEDED}),
+        ),
         "moment": OperationFilter(since=datetime.now(UTC) - timedelta(days=2)),
     }
     found: dict[str, float] = {}
