@@ -129,6 +129,15 @@ def _families(
     for state_name, number in Counter(op.state.value for op in open_operations).items():
         operations.add_metric((state_name,), number)
     yield operations
+    queued = GaugeMetricFamily(
+        "chadburn_operations_queued",
+        "Orders that wait behind others, by engine.",
+        labels=("engine",),
+    )
+    waiting = Counter(op.engine_id for op in open_operations if op.state is OperationState.QUEUED)
+    for engine in engines:
+        queued.add_metric((engine.id,), waiting[engine.id])
+    yield queued
     overdue = GaugeMetricFamily(
         "chadburn_operations_overdue",
         "Operations past their deadline whose outcome is still not known.",

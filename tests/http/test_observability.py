@@ -71,10 +71,15 @@ async def test_figures(gate: Gateway) -> None:
     assert found['chadburn_engine_health{engine="e1",state="serving"}'] == 1
     assert found['chadburn_engine_health{engine="e1",state="unreachable"}'] == 0
     assert found["chadburn_streams_open"] == 0
+    assert found['chadburn_operations_queued{engine="e1"}'] == 0
     gate.engine.go.clear()
     await gate.order("pause", {"mode": "drain"})
     found = await figures(gate)
     assert sum(v for k, v in found.items() if k.startswith("chadburn_operations_open")) == 1
+    for _ in range(2):
+        await gate.order("flush-caches", {"caches": ["prefix"], "when_busy": "queue"})
+    found = await figures(gate)
+    assert found['chadburn_operations_queued{engine="e1"}'] == 2
     flushes = 'kind="flush_caches",state="succeeded"'
     assert found[f"chadburn_operations_ended_total{{{flushes}}}"] == 1
     assert not [name for name in found if re.search(r"[0-9a-f]{8}-[0-9a-f]{4}-", name)]
