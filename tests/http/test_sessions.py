@@ -243,6 +243,58 @@ async def test_cancelling_the_operation(full: Full, engine: SessionEngine) -> No
     assert (await ended(full, operation_id))["state"] == "cancelled"
 
 
+async def waiting(full: Full) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A session that is open, and one that waits for it."""
+    first = await taken(full, begin("s0"))
+    await until(lambda: full.double.rpcs["UpdateWeights"] == 1)
+    second = await taken(full, {**begin(), "when_busy": "queue"})
+    assert (second["state"], second["queue_position"]) == ("queued", 1)
+    return first, second
+
+
+async def test_the_calls_of_a_session_wait_for_its_turn(full: Full, engine: SessionEngine) -> None:
+    """They are taken on and judged as ever, and the engine gets them in their order at its turn."""
+    first, second = await waiting(full)
+    for index, files in enumerate(([], [COMPLETE])):
+        now = await taken(full, chunk(index, *files))
+        assert (now["id"], now["state"]) == (second["id"], "queued")
+        assert (now["progress"]["done"], now["progress"]["total"]) == (0, index + 1)
+    early = await full.order("update-weights", chunk(3))
+    assert (early.status_code, early.json()["reason"]) == (409, "CHUNK_OUT_OF_ORDER")
+    assert (await taken(full, commit(2)))["state"] == "queued"
+    late = await full.order("update-weights", chunk(2))
+    assert (late.status_code, late.json()["reason"]) == (409, "SESSION_CLOSED")
+    assert full.double.rpcs["UpdateWeights"] == 1
+
+    await taken(full, stage("s0", abort={}))
+    assert (await ended(full, first["id"]))["state"] == "cancelled"
+    done = await ended(full, second["id"])
+    assert (done["state"], done["result"]["weight_version"]) == ("succeeded", "v2")
+    assert list(engine.staged.values()) == [[0, 1], [0, 1]]
+    told = [(event["type"], event["data"].get("phase")) for event in await events(full, done["id"])]
+    assert told[:6] == [
+        ("accepted", None),
+        ("queued", None),
+        ("progress", "chunk_taken"),
+        ("progress", "chunk_taken"),
+        ("progress", "commit_taken"),
+        ("dispatched", None),
+    ]
+
+
+async def test_a_session_that_is_cancelled_before_its_turn_reaches_no_engine(full: Full) -> None:
+    _, second = await waiting(full)
+    await taken(full, chunk(0))
+    cancelled = await full.gate.http.post(
+        f"/v1/operations/{second['id']}/cancel", json={}, headers=full.gate.auth()
+    )
+    assert cancelled.json()["state"] == "cancelled"
+    late = await full.order("update-weights", chunk(1))
+    assert (late.status_code, late.json()["reason"]) == (404, "SESSION_NOT_FOUND")
+    await taken(full, stage("s0", abort={}), Prefer="wait=20")
+    assert full.double.rpcs["UpdateWeights"] == 2  # of the other session
+
+
 async def test_dry_runs(full: Full) -> None:
     planned = await full.order("update-weights", {**begin(), "dry_run": True})
     assert planned.status_code == 200, planned.text
