@@ -28,6 +28,7 @@ async def write(made: Bed, number: int, operations: int) -> None:
         await clients.ended(found)
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("operations", [2, pytest.param(20, marks=pytest.mark.long)])
 async def test_fifty_writers_on_sqlite(tmp_path: Path, operations: int) -> None:
     name = f"writers-{WRITERS}x{operations}"
