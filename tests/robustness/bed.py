@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -117,6 +118,12 @@ class Bed:
                 process.kill()
 
     # ---- faults ----
+
+    def signal_engines(self, sent: signal.Signals) -> None:
+        assert self._engine is not None
+        pid = self._engine.process.pid
+        assert pid is not None
+        os.kill(pid, sent)
 
     async def kill_at(self, point: str, *then: str) -> None:
         """And at the further points each time that it has come back. Gives when it answers after
