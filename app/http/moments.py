@@ -25,10 +25,9 @@ def _spelled(value: object) -> object:
     return value
 
 
-Since = Annotated[AwareDatetime, AfterValidator(_in_utc)]
-"""RFC 3339 with an offset; the same moment in UTC."""
+Since = Annotated[AwareDatetime, BeforeValidator(_spelled), AfterValidator(_in_utc)]
+"""RFC 3339 with an offset, by the letter: no bare date, and no number of seconds. The same moment
+in UTC."""
 
-Moment = Annotated[
-    AwareDatetime, Field(strict=False), BeforeValidator(_spelled), AfterValidator(_in_utc)
-]
-"""The same in a body, by the letter: no bare date, and no number of seconds."""
+Moment = Annotated[Since, Field(strict=False)]
+"""The same in a body."""

@@ -177,6 +177,7 @@ async def test_faults_inside_nested_values_have_their_pointer(gate: Gateway) -> 
         ("GET", f"/v1/operations?kind={CANARY}", 422, "SCHEMA_VIOLATION"),
         ("GET", "/v1/operations?state=done", 422, "SCHEMA_VIOLATION"),
         ("GET", f"/v1/operations?since={CANARY}", 422, "SCHEMA_VIOLATION"),
+        ("GET", "/v1/operations?since=1767225600", 422, "SCHEMA_VIOLATION"),
         ("GET", "/v1/operations?since=2026-01-01T00:00:00", 422, "SCHEMA_VIOLATION"),
         ("GET", "/v1/operations?since=9999-12-31T23:59:59-23:59", 422, "SCHEMA_VIOLATION"),
         ("GET", "/v1/audit?since=0001-01-01T00:00:00%2B23:59", 422, "SCHEMA_VIOLATION"),
