@@ -19,7 +19,7 @@ import pytest
 
 from tests.e2e.driving import Heard, Json, sequences, server_sent
 from tests.postgres import Server, running_server
-from tests.robustness.history import History
+from tests.robustness.history import History, LedgerEvent
 from tests.robustness.replicas import FLUSH, LEASE_S, Replica, Replicas, replicas, until
 from tests.robustness.stand import Stand, stand, taken
 
@@ -29,12 +29,14 @@ HISTORIES = Path(__file__).parents[2] / ".data" / "histories"
 # A reply that is lost is missed after seconds, and the question what became of the order may be
 # lost as well: with such faults an order takes half a minute.
 LAST_S = 1800.0
-ORDERS = (
+ORDERS: tuple[tuple[str, str, Json], ...] = (
     ("flush-caches", "flush_caches", {"caches": ["prefix"]}),
     ("flush-caches", "flush_caches", {"caches": ["prefix"], "deadline_ms": 40}),
     ("pause", "pause", {"mode": "keep"}),
     ("pause", "pause", {"mode": "abort", "deadline_ms": 2_000}),
 )
+# Half of the orders wait where the engine is busy, some of them longer than they may.
+RACING = (*ORDERS, *((verb, kind, {**body, "when_busy": "queue"}) for verb, kind, body in ORDERS))
 
 
 def seed() -> int:
@@ -197,12 +199,14 @@ async def test_one_that_leaves_says_goodbye_and_hands_over(pair: Stand) -> None:
 # ---- all at once ----
 
 
-async def race(fleet: Replicas, name: str, rounds: int) -> None:
+async def race(fleet: Replicas, name: str, rounds: int) -> History:
     """Of one caller more than there are gateways, each of which gives so many orders."""
     async with stand(fleet, history_of(name), name, seed(), delay_s=0.02) as stood:
         callers = len(fleet.all) + 1
-        await stood.under_traffic(ORDERS, rounds, callers, pause_s=0.1)
-        assert taken(await stood.holds())
+        await stood.under_traffic(RACING, rounds, callers, pause_s=0.1)
+        history = await stood.holds()
+        assert taken(history)
+        return history
 
 
 @pytest.mark.timeout(LAST_S)
@@ -216,7 +220,8 @@ async def test_orders_race_for_one_engine(fleet: Replicas) -> None:
 async def test_many_orders_race_for_one_engine(fleet: Replicas, count: int) -> None:
     while len(fleet.all) < count:
         await fleet.start([fleet.make()])
-    await race(fleet, f"raced-by-{count}", rounds=200)
+    history = await race(fleet, f"raced-by-{count}", rounds=200)
+    assert "queued" in {event.type for event in history.all(LedgerEvent)}
 
 
 # ---- what connects them ----
