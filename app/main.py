@@ -22,6 +22,8 @@ from fastapi import FastAPI
 from prometheus_client import start_http_server
 
 from app.auth.requires import Gate
+from app.auth.tokens.dpop import PROOF_ALGORITHMS
+from app.auth.tokens.issuers import DpopUse
 from app.auth.tokens.verifier import TokenVerifier
 from app.backends.credentials import Credentials
 from app.backends.registry import Backends
@@ -49,7 +51,7 @@ from app.operations.freezing import Freezes
 from app.operations.orders import Orders
 from app.operations.pace import Pace
 from app.operations.profiles import Profiles
-from app.operations.retention import keep_within
+from app.operations.retention import keep_proofs_short, keep_within
 from app.operations.round_trips import RoundTrips
 from app.operations.runner import Runner
 from app.operations.sessions import Sessions
@@ -194,7 +196,8 @@ async def _opened(
         http = await held.enter_async_context(
             httpx2.AsyncClient(timeout=_KEY_FETCH_TIMEOUT_S, follow_redirects=False)
         )
-        verifier = TokenVerifier(issuers, http=http, now=clock.now)
+        verifier = TokenVerifier(issuers, http=http, now=clock.now, proofs=ledger.proofs)
+        bound = any(issuer.dpop is not DpopUse.OFF for issuer in issuers)
         held.push_async_callback(verifier.aclose)
         backends = between.backends(Backends(reach, Credentials(credentials, clock), clock))
         fleet, runner, orders, sessions = _use_cases(
@@ -232,14 +235,20 @@ async def _opened(
         held.push_async_callback(runner.stop, settings.shutdown_grace_s)
         held.push_async_callback(_write_refused_callers, rooms, settings.shutdown_grace_s)
         pruning = keep_within(ledger, clock, retention_of(settings))
-        for background in (_housekeeping(rooms), pruning, verifier.warm()):
+        proofs = keep_proofs_short(ledger, in_use=bound)
+        for background in (_housekeeping(rooms), pruning, proofs, verifier.keep_ready()):
             held.push_async_callback(_ended, asyncio.create_task(background))
         if settings.metrics_port is not None:
             held.callback(_exposed(settings.metrics_host, settings.metrics_port, metrics))
         held.callback(closing.set)
         yield {
             "rooms": rooms,
-            "gate": Gate(verifier, settings.read_only, settings.clients_may_settle),
+            "gate": Gate(
+                verifier,
+                settings.read_only,
+                settings.clients_may_settle,
+                dpop_at=settings.base_url if bound else None,
+            ),
             "resource_metadata": metadata_url(settings.base_url),
         }
 
@@ -294,9 +303,12 @@ def _use_cases(
 
 
 def _edge_of(settings: Settings) -> EdgeSettings:
+    uses = [issuer.dpop for issuer in settings.issuers]
     return EdgeSettings(
         base_url=settings.base_url,
         authorization_servers=tuple(issuer.issuer for issuer in settings.issuers),
+        proof_algorithms=PROOF_ALGORITHMS if any(used != "off" for used in uses) else (),
+        proofs_required=all(used == "required" for used in uses),
         stream_max_s=settings.stream_max_s,
         stream_send_timeout_s=settings.stream_send_timeout_s,
         request_timeout_s=settings.request_timeout_s,

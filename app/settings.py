@@ -58,6 +58,18 @@ class RoleMapSettings(_Section):
     scopes: dict[str, tuple[str, ...]]
 
 
+class IntrospectionSettings(_Section):
+    """Asking an issuer about tokens (RFC 7662). `endpoint` None: by discovery. `tokens`: about
+    which of them."""
+
+    client_id: str
+    client_secret_file: Path
+    endpoint: str | None = None
+    tokens: Literal["opaque", "jwt", "all"] = "opaque"
+    client_auth: Literal["basic", "post"] = "basic"
+    cache_s: int = 30
+
+
 class IssuerSettings(_Section):
     """One trusted issuer of tokens. `audience` None: the gateway's own `audience`."""
 
@@ -66,14 +78,20 @@ class IssuerSettings(_Section):
     inference_audiences: tuple[str, ...] = ()
     jwks_uri: str | None = None
     algorithms: tuple[str, ...] = ("RS256", "ES256")
-    profile: Literal["strict", "compatible"] = "strict"
+    profile: Literal["strict", "compatible", "cross_client"] = "strict"
     scope_claims: tuple[str, ...] = ("scope",)
+    scope_prefix: str = ""
     role_maps: tuple[RoleMapSettings, ...] = ()
     role_use: Literal["cap", "add"] = "cap"
     client_id_claims: tuple[str, ...] = ("client_id",)
     group_claims: tuple[str | tuple[str, ...], ...] = ()
     """Each a path as of a role map. Only the policy file gives groups a meaning."""
+    subject_claims: tuple[str, ...] = ("sub",)
+    clients_without_audience: tuple[str, ...] = ()
+    persons: Literal["subject", "claims"] | None = None
     leeway_s: int = 30
+    introspection: IntrospectionSettings | None = None
+    dpop: Literal["off", "allowed", "required"] = "off"
 
 
 class ReachSettings(_Section):

@@ -6,7 +6,19 @@ import tempfile
 from datetime import timedelta
 from urllib.parse import urlsplit
 
-from app.auth.tokens.issuers import IssuerConfig, IssuerConfigError, RoleMap, RoleUse, TokenProfile
+from app.auth.tokens.issuers import (
+    ClientAuth,
+    DpopUse,
+    Introspected,
+    IntrospectionConfig,
+    IssuerConfig,
+    IssuerConfigError,
+    PersonProof,
+    RoleMap,
+    RoleUse,
+    TokenProfile,
+    refuse_conflicts,
+)
 from app.backends.credentials import CredentialSettings, OAuthClientSettings, TlsFiles
 from app.backends.reach import ReachPolicy
 from app.clock import Clock
@@ -50,7 +62,9 @@ def issuers_of(settings: Settings) -> tuple[IssuerConfig, ...]:
             "no token issuer is configured: set issuers and audience", EXIT_SETTINGS
         )
     try:
-        return tuple(_issuer(issuer, settings.audience) for issuer in settings.issuers)
+        issuers = tuple(_issuer(issuer, settings.audience) for issuer in settings.issuers)
+        refuse_conflicts(issuers)
+        return issuers
     except (IssuerConfigError, ValueError) as error:
         raise StartupRefused(str(error), EXIT_SETTINGS) from error
 
@@ -67,6 +81,7 @@ def _issuer(issuer: IssuerSettings, audience: str | None) -> IssuerConfig:
         algorithms=issuer.algorithms,
         profile=TokenProfile(issuer.profile),
         scope_claims=issuer.scope_claims,
+        scope_prefix=issuer.scope_prefix,
         role_maps=tuple(
             RoleMap(
                 claim=role_map.claim,
@@ -80,7 +95,35 @@ def _issuer(issuer: IssuerSettings, audience: str | None) -> IssuerConfig:
         role_use=RoleUse(issuer.role_use),
         client_id_claims=issuer.client_id_claims,
         group_claims=issuer.group_claims,
+        subject_claims=issuer.subject_claims,
+        clients_without_audience=issuer.clients_without_audience,
+        persons=None if issuer.persons is None else PersonProof(issuer.persons),
         leeway_s=issuer.leeway_s,
+        introspection=_introspection(issuer),
+        dpop=DpopUse(issuer.dpop),
+    )
+
+
+def _introspection(issuer: IssuerSettings) -> IntrospectionConfig | None:
+    asks = issuer.introspection
+    if asks is None:
+        return None
+    try:
+        secret = asks.client_secret_file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"issuer {issuer.issuer!r}: introspection.client_secret_file: "
+            f"cannot be read ({type(error).__name__})"
+        ) from error
+    if not secret:
+        raise ValueError(f"issuer {issuer.issuer!r}: introspection.client_secret_file: is empty")
+    return IntrospectionConfig(
+        client_id=asks.client_id,
+        client_secret_file=asks.client_secret_file,
+        endpoint=asks.endpoint,
+        tokens=Introspected(asks.tokens),
+        client_auth=ClientAuth(asks.client_auth),
+        cache_s=asks.cache_s,
     )
 
 

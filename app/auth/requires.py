@@ -16,8 +16,9 @@ from fastapi import Depends
 from starlette.requests import Request
 
 from app.auth.principal import Principal, PrincipalKind
-from app.auth.tokens.bearer import bearer_token
-from app.auth.tokens.errors import PermissionDenied
+from app.auth.tokens.bearer import DPOP, token_with_scheme
+from app.auth.tokens.dpop import Shown
+from app.auth.tokens.errors import PermissionDenied, ProofInvalid, TokenMissing
 from app.domain.scopes import Scope
 
 _READING = frozenset({Scope.READ, Scope.AUDIT})
@@ -46,6 +47,10 @@ class Verifier(Protocol):
 
     async def verify(self, token: str) -> Principal: ...
 
+    async def verify_bound(self, token: str, shown: Shown) -> Principal: ...
+
+    async def still_good(self, token: str) -> Principal: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Gate:
@@ -56,6 +61,8 @@ class Gate:
     read_only: bool = False
     clients_count_as_persons: bool = False
     """What takes a person is open to programs too."""
+    dpop_at: str | None = None
+    """Where callers find this service, which their proofs have to name; None: no proof is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +84,12 @@ class Need:
         Called before the body is read and again when the signature is filled in; the second
         time finds the principal in the request's own state. Nothing is kept between requests.
 
-        Raises TokenRefused, KeysUnavailable, InsufficientScope, ReadOnly, PersonNeeded.
+        Raises TokenRefused, IssuerUnavailable, InsufficientScope, ReadOnly, PersonNeeded.
         """
         gate = cast("Gate", request.state.gate)
         known: Principal | None = getattr(request.state, "principal", None)
         if known is None:
-            token = bearer_token(request.headers.getlist("authorization"))
-            known = await gate.verifier.verify(token)
+            known = await _caller(gate, request)
             request.state.principal = known
         known.require(*self.scopes)
         if gate.read_only and not _READING.issuperset(self.scopes):
@@ -94,12 +100,29 @@ class Need:
 
     async def again(self, request: Request) -> Principal:
         """Judge the caller's token anew, while an answer goes on: the key that it is signed with
-        may have been withdrawn since. Raises as `admit`."""
+        may have been withdrawn since. Raises as `admit`. The proof that came with a bound token was
+        for the beginning, and is not asked for again."""
         gate = cast("Gate", request.state.gate)
-        token = bearer_token(request.headers.getlist("authorization"))
-        known = await gate.verifier.verify(token)
+        known = await _caller(gate, request, proven=True)
         known.require(*self.scopes)
         return known
+
+
+async def _caller(gate: Gate, request: Request, *, proven: bool = False) -> Principal:
+    scheme, token = token_with_scheme(request.headers.getlist("authorization"))
+    if scheme != DPOP:
+        return await gate.verifier.verify(token)
+    if gate.dpop_at is None:
+        raise TokenMissing
+    if proven:
+        return await gate.verifier.still_good(token)
+    proofs = request.headers.getlist("dpop")
+    if len(proofs) != 1:
+        raise ProofInvalid("A DPoP-bound token takes one DPoP header with a proof.")
+    # As it was sent: a proof names the escaped path.
+    path = request.scope["raw_path"].decode("latin-1")
+    shown = Shown(proof=proofs[0], method=request.method, url=f"{gate.dpop_at}{path}")
+    return await gate.verifier.verify_bound(token, shown)
 
 
 def _require_person(principal: Principal) -> None:

@@ -16,7 +16,7 @@ class Verifier(Protocol):
     """What the kit needs of `app.auth.tokens.verifier.TokenVerifier`. It stays the caller's."""
 
     async def verify(self, token: str) -> Principal:
-        """Raises TokenInvalid, or KeysUnavailable when the token cannot be judged."""
+        """Raises TokenInvalid, or IssuerUnavailable when the token cannot be judged."""
 
 
 class SettingsError(ValueError):

@@ -16,6 +16,7 @@ from starlette.types import Scope as AsgiScope
 from app.auth.tokens.errors import (
     InsufficientScope,
     PermissionDenied,
+    ProofRefused,
     TokenInvalid,
     TokenMissing,
     TokenRefused,
@@ -141,12 +142,17 @@ def _headers_of(error: domain.ChadburnError, status: int, scope: AsgiScope) -> d
 
 
 def challenge(error: domain.ChadburnError, scope: AsgiScope) -> str:
-    """RFC 6750 section 3, with the pointer to our metadata of RFC 9728 section 5.1."""
-    parts = ['Bearer realm="chadburn"']
+    """RFC 6750 section 3, with the pointer to our metadata of RFC 9728 section 5.1. Where bound
+    tokens are taken a challenge of RFC 9449 section 7.1 stands beside it."""
+    rooms = scope.get("state", {}).get("rooms")
+    algorithms = " ".join(rooms.edge.proof_algorithms) if rooms is not None else ""
+    parts = ['realm="chadburn"']
     if isinstance(error, InsufficientScope):
         parts.append('error="insufficient_scope"')
         if error.required:
             parts.append(f'scope="{" ".join(error.required)}"')
+    elif isinstance(error, ProofRefused):
+        parts.append('error="invalid_dpop_proof"')
     elif isinstance(error, TokenInvalid):
         parts.append('error="invalid_token"')
     elif not isinstance(error, TokenMissing):
@@ -154,4 +160,7 @@ def challenge(error: domain.ChadburnError, scope: AsgiScope) -> str:
     metadata = scope.get("state", {}).get("resource_metadata")
     if metadata:
         parts.append(f'resource_metadata="{metadata}"')
-    return ", ".join(parts)
+    if isinstance(error, ProofRefused):
+        return f'DPoP {", ".join(parts)}, algs="{algorithms}"'
+    bearer = f"Bearer {', '.join(parts)}"
+    return f'{bearer}, DPoP algs="{algorithms}"' if algorithms else bearer

@@ -146,8 +146,26 @@ CATALOGUE: Mapping[str, Reason] = {
         "A sender-constrained token is not a bearer token.",
         "Get an unbound one.",
     ),
+    "TOKEN_UNBOUND": Reason(
+        "Token not bound to a key",
+        "It was shown with a DPoP proof, or its issuer's tokens have to be bound, and it is not.",
+        "Get a DPoP-bound token.",
+    ),
+    "PROOF_REFUSED": Reason("Proof refused", "The proof was not accepted.", "Make a new one."),
+    "PROOF_INVALID": Reason(
+        "DPoP proof not valid",
+        "Each request takes one proof: by the key that the token is bound to, for this method, "
+        "address and token, and made just now.",
+        "See `detail`; the address is the public one.",
+    ),
+    "PROOF_REPLAYED": Reason(
+        "DPoP proof shown before", "A proof counts once.", "Make a new one for each request."
+    ),
     "TOKEN_CLAIM_MISSING": Reason("Claim missing", "A needed claim is absent.", "See `detail`."),
     "TOKEN_CLAIM_INVALID": Reason("Claim not valid", "A claim is unusable.", "See `detail`."),
+    "TOKEN_INACTIVE": Reason(
+        "Token not active", "Its issuer says so: revoked, expired or unknown.", "Get a new one."
+    ),
     "TOKEN_EXPIRED": Reason("Token expired", "Its time is over.", "Get a new one."),
     "TOKEN_NOT_YET_VALID": Reason("Token not valid yet", "Its time is to come.", "Check clocks."),
     "TOKEN_AUDIENCE_FOREIGN": Reason(
@@ -160,7 +178,7 @@ CATALOGUE: Mapping[str, Reason] = {
     ),
     "ISSUER_UNAVAILABLE": Reason(
         "Issuer out of reach",
-        "The issuer's keys cannot be had, so the token is neither good nor bad.",
+        "The issuer's keys, or its answer, cannot be had, so the token is neither good nor bad.",
         "Try again after `Retry-After`.",
     ),
     "PERMISSION_DENIED": Reason("Not allowed", "You may not do this.", "Ask for permission."),

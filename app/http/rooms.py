@@ -39,6 +39,9 @@ class EdgeSettings:
 
     base_url: str
     authorization_servers: tuple[str, ...] = ()
+    proof_algorithms: tuple[str, ...] = ()
+    """Of DPoP; none: bound tokens are not taken."""
+    proofs_required: bool = False
     request_timeout_s: float = 60.0
     stream_max_s: float = 3600.0
     stream_send_timeout_s: float = 30.0

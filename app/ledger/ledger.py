@@ -26,6 +26,7 @@ from app.ledger.freezes import Freezes
 from app.ledger.leases import Leases
 from app.ledger.operations import Operations
 from app.ledger.payloads import Payloads
+from app.ledger.proofs import Proofs
 from app.ledger.pruning import Pruning
 from app.ledger.schema import ReleaseSchema, bring_up, check_connection, release_schema
 from app.ledger.stages import Stages
@@ -57,6 +58,7 @@ class Ledger:
     stages: Stages
     freezes: Freezes
     pruning: Pruning
+    proofs: Proofs
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class Ledger:
         self.stages = Stages(database, clock)
         self.freezes = Freezes(database, clock)
         self.pruning = Pruning(database, clock)
+        self.proofs = Proofs(database, clock)
         self._database = database
         self._schema = schema
         self._probe = probe

@@ -330,6 +330,15 @@ audit = Table(
     sqlite_autoincrement=True,
 )
 
+# Of callers who hold a key, those that could be shown again.
+proofs = Table(
+    "proofs",
+    metadata,
+    Column("digest", Words, primary_key=True),
+    Column("expires_at", UtcTime, nullable=False),
+    Index(None, "expires_at"),
+)
+
 leases = Table(
     "leases",
     metadata,

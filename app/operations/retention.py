@@ -9,11 +9,12 @@ from datetime import timedelta
 
 from app.clock import Clock
 from app.ledger.ledger import Ledger
-from app.ledger.pruning import Cutoffs, prune
+from app.ledger.pruning import PAUSE_S, Cutoffs, prune
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 3_600.0
+PROOFS_EVERY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,4 +44,22 @@ async def keep_within(
         except Exception as failed:
             # Whatever it is, it is tried again.
             log.warning("what is over its age is kept until the next time: %r", failed)
+        await asyncio.sleep(every_s)
+
+
+async def keep_proofs_short(
+    ledger: Ledger, *, in_use: bool, every_s: float = PROOFS_EVERY_S
+) -> None:
+    """Forget proofs that their age alone refuses: once, and where they are `in_use` again every
+    `every_s` until cancelled. There is one for each request of a caller who holds a key."""
+    while True:
+        try:
+            more = True
+            while more:
+                more = await ledger.proofs.forget_expired()
+                await asyncio.sleep(PAUSE_S)
+        except Exception as failed:
+            log.warning("old proofs are kept until the next time: %r", failed)
+        if not in_use:
+            return
         await asyncio.sleep(every_s)

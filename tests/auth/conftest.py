@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import parse_qsl
 
 import httpx2
 import pytest
@@ -57,6 +58,8 @@ class Origin:
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
         self.requests: Counter[str] = Counter()
+        self.posted: list[tuple[dict[str, str], dict[str, str]]] = []
+        """Headers and form of each POST."""
         self.port = 0
         self._server: asyncio.Server | None = None
         self._issuer: DevIssuer | None = None
@@ -97,6 +100,11 @@ class Origin:
             head = await reader.readuntil(b"\r\n\r\n")
             path = head.split(b" ")[1].decode()
             self.requests[path] += 1
+            if head.startswith(b"POST"):
+                lines = head.decode().split("\r\n")[1:-2]
+                sent = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines)}
+                body = await reader.readexactly(int(sent["content-length"]))
+                self.posted.append((sent, dict(parse_qsl(body.decode()))))
             answer = self._answer(path)
             if answer.gate is not None:
                 await answer.gate.wait()
@@ -147,6 +155,19 @@ async def issuer(origin: Origin, clock: Clock) -> DevIssuer:
     return issuer
 
 
+class KeptProofs:
+    """Which proofs were shown, in this process alone."""
+
+    def __init__(self) -> None:
+        self.until: dict[str, datetime] = {}
+
+    async def first_use(self, digest: str, until: datetime) -> bool:
+        if digest in self.until:
+            return False
+        self.until[digest] = until
+        return True
+
+
 @dataclass
 class Verifiers:
     """Makes verifiers for the test's issuer, and ends them with the test."""
@@ -155,6 +176,7 @@ class Verifiers:
     http: httpx2.AsyncClient
     clock: Clock
     made: list[TokenVerifier] = field(default_factory=list)
+    proofs: KeptProofs = field(default_factory=KeptProofs)
 
     def config(self, **changes: Any) -> IssuerConfig:
         settings: dict[str, Any] = {
@@ -171,6 +193,7 @@ class Verifiers:
             http=self.http,
             now=self.clock.now,
             monotonic=self.clock.monotonic,
+            proofs=self.proofs,
             **options,
         )
         self.made.append(verifier)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.auth.tokens.errors import KeysUnavailable, TokenInvalid
-from app.auth.tokens.fetch import FetchFailed, jwks_uri_in
+from app.auth.tokens.errors import IssuerUnavailable, TokenInvalid
+from app.auth.tokens.fetch import FetchFailed, address_in
 from app.auth.tokens.issuers import IssuerConfig
 from app.auth.tokens.jwks import KeyTimings
 
@@ -140,11 +140,11 @@ async def test_issuer_down_from_the_start(
     assert (state.ok, state.keys, state.age_s) == (False, 0, None)
     assert state.problem == "ConnectError"
     for _ in range(100):
-        with pytest.raises(KeysUnavailable) as caught:
+        with pytest.raises(IssuerUnavailable) as caught:
             await verifier.verify(good(issuer))
         assert caught.value.retry_after_s == 5
     await origin.start()
-    with pytest.raises(KeysUnavailable):
+    with pytest.raises(IssuerUnavailable):
         await verifier.verify(good(issuer))  # still within the back-off: nobody is asked
     assert not origin.requests
     clock.advance(5)
@@ -166,7 +166,7 @@ async def test_issuer_down_later_leaves_good_tokens_good(
     assert (state.ok, state.keys, state.age_s) == (False, 1, 3661)
     # A key we do not know may be new: while the issuer cannot be asked, that is not "invalid".
     for number in range(100):
-        with pytest.raises(KeysUnavailable):
+        with pytest.raises(IssuerUnavailable):
             await verifier.verify(good(issuer, header={"kid": f"new-{number}"}))
 
 
@@ -179,7 +179,7 @@ async def test_keys_of_an_unreachable_issuer_end_some_day(
     clock.advance(86_399)
     assert await verifier.verify(good(issuer))
     clock.advance(61)  # past both the limit and what is remembered
-    with pytest.raises(KeysUnavailable):
+    with pytest.raises(IssuerUnavailable):
         await verifier.verify(good(issuer))
 
 
@@ -192,7 +192,7 @@ async def test_failing_issuer_is_left_alone_between_attempts(
     clock.advance(600)
     for number in range(100):
         assert await verifier.verify(good(issuer))
-        with pytest.raises(KeysUnavailable):
+        with pytest.raises(IssuerUnavailable):
             await verifier.verify(good(issuer, header={"kid": f"new-{number}"}))
     assert origin.requests["/jwks"] == 2
 
@@ -223,7 +223,7 @@ async def test_backoff_grows_to_its_limit(
     origin.say("/.well-known/openid-configuration", b"", status=503)
     waits = []
     for _ in range(6):
-        with pytest.raises(KeysUnavailable) as caught:
+        with pytest.raises(IssuerUnavailable) as caught:
             await verifier.verify(good(issuer))
         waits.append(caught.value.retry_after_s)
         clock.advance(waits[-1])
@@ -263,13 +263,13 @@ async def test_caller_that_hangs_up_does_not_end_the_fetch_for_others(
 async def test_hanging_issuer_costs_its_deadline_once(
     verifiers: Any, origin: Any, issuer: Any, clock: Any
 ) -> None:
-    verifier = verifiers.make(timings=KeyTimings(fetch_deadline_s=0.05))
+    verifier = verifiers.make(timings=KeyTimings(fetch_deadline_s=1.0))
     origin.say("/jwks", b"", gate=asyncio.Event())
-    with pytest.raises(KeysUnavailable):
+    with pytest.raises(IssuerUnavailable):
         await verifier.verify(good(issuer))
-    assert verifier.issuer_states()[0].problem == "no answer in 0.05 s"
+    assert verifier.issuer_states()[0].problem == "no answer in 1 s"
     for _ in range(50):
-        with pytest.raises(KeysUnavailable):
+        with pytest.raises(IssuerUnavailable):
             await verifier.verify(good(issuer))
     assert origin.requests["/jwks"] == 1
     origin.answers["/jwks"].gate.set()
@@ -282,7 +282,7 @@ async def test_closing_ends_a_fetch_under_way(verifiers: Any, origin: Any, issue
     call = asyncio.create_task(verifier.verify(good(issuer)))
     await wait_for_request(origin, "/jwks")
     await verifier.aclose()
-    with pytest.raises(KeysUnavailable):
+    with pytest.raises(IssuerUnavailable):
         await call
     gate.set()
 
@@ -312,7 +312,7 @@ async def test_metadata_that_is_not_believed(
     body = metadata.replace(b"ISSUER", issuer.issuer.encode())
     origin.say("/.well-known/openid-configuration", body)
     verifier = verifiers.make()
-    with pytest.raises(KeysUnavailable):
+    with pytest.raises(IssuerUnavailable):
         await verifier.verify(good(issuer))
     assert verifier.issuer_states()[0].problem == problem
     assert not origin.requests["/jwks"]
@@ -322,13 +322,15 @@ async def test_metadata_that_is_not_believed(
 async def test_a_remote_issuer_does_not_send_us_to_plaintext_on_this_machine(uri: str) -> None:
     config = IssuerConfig(issuer="https://id.test", audience=ADMIN)
     with pytest.raises(FetchFailed, match="jwks_uri"):
-        jwks_uri_in(json.dumps({"issuer": config.issuer, "jwks_uri": uri}).encode(), config)
+        address_in(
+            json.dumps({"issuer": config.issuer, "jwks_uri": uri}).encode(), config, "jwks_uri"
+        )
 
 
 async def test_falls_back_to_oauth_metadata(verifiers: Any, origin: Any, issuer: Any) -> None:
     origin.say("/.well-known/openid-configuration", b"", status=404)
     verifier = verifiers.make()
-    with pytest.raises(KeysUnavailable):
+    with pytest.raises(IssuerUnavailable):
         await verifier.verify(good(issuer))
     assert verifier.issuer_states()[0].problem == "the issuer serves no metadata document"
     metadata = json.dumps(issuer.metadata()).encode()

@@ -67,6 +67,17 @@ def config(**changes: Any) -> IssuerConfig:
         {"scope_claims": ("",)},
         {"client_id_claims": ("",)},
         {"client_id_claims": ("azp",)},
+        {"client_id_claims": (), "profile": TokenProfile.CROSS_CLIENT},
+        {"subject_claims": ()},
+        {"subject_claims": ("",)},
+        {"clients_without_audience": ("console",)},
+        {"clients_without_audience": ("",), "profile": TokenProfile.COMPATIBLE},
+        {
+            "clients_without_audience": ("console",),
+            "profile": TokenProfile.COMPATIBLE,
+            "audience": None,
+            "inference_audiences": ("inference",),
+        },
     ],
 )
 def test_refuses_unsafe_settings(changes: dict[str, Any]) -> None:
@@ -150,6 +161,12 @@ def test_scopes_from_string_and_list_and_several_claims() -> None:
 @pytest.mark.parametrize("text", ["admin:read\tadmin:pause", "admin:read\nx", "admin:read,x", " "])
 def test_only_the_space_separates_scopes(text: str) -> None:
     assert granted_scopes(config(), {"scope": text}) == frozenset()
+
+
+def test_a_prefix_is_taken_off_and_needed() -> None:
+    prefixed = config(scope_prefix="gw/")
+    scope = "gw/admin:read admin:pause other/admin:abort gw/gw/admin:cache gw/"
+    assert granted_scopes(prefixed, {"scope": scope}) == {Scope.READ}
 
 
 def test_items_of_a_list_are_taken_whole() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
-from app.auth.tokens.errors import KeysUnavailable, TokenInvalid
+from app.auth.tokens.errors import IssuerUnavailable, TokenInvalid
 
 pytestmark = pytest.mark.anyio
 ADMIN = "https://gateway.test/admin"
@@ -146,7 +146,7 @@ async def test_answers_that_are_no_key_set(
     origin.say("/jwks", **answer)
     origin.say("/moved", json.dumps(issuer.jwks()).encode())
     verifier = verifiers.make()
-    with pytest.raises(KeysUnavailable):
+    with pytest.raises(IssuerUnavailable):
         await verifier.verify(good(issuer))
     assert verifier.issuer_states()[0].problem == problem
     assert not origin.requests["/moved"]

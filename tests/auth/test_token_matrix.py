@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.auth.principal import AudienceKind, PrincipalKind
-from app.auth.tokens.errors import KeysUnavailable, TokenInvalid
+from app.auth.tokens.errors import IssuerUnavailable, TokenInvalid
 from app.auth.tokens.issuers import TokenProfile
 from app.devidp.issuer import DevIssuer
 from app.domain.scopes import Scope
@@ -463,5 +463,5 @@ async def test_two_issuers_do_not_vouch_for_each_other(verifiers: Any) -> None:
         verifiers.config(),
         verifiers.config(issuer=other, jwks_uri="https://127.0.0.1:1/jwks"),
     )
-    with pytest.raises(KeysUnavailable):  # and not: signed by a key we know
+    with pytest.raises(IssuerUnavailable):  # and not: signed by a key we know
         await verifier.verify(signed(claims(iss=other)))

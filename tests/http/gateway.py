@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import httpx2
@@ -120,8 +121,13 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway(
-    data_dir: Path, *, registered: bool = True, **changes: Any
+    data_dir: Path,
+    *,
+    registered: bool = True,
+    trust: Mapping[str, Any] = MappingProxyType({}),
+    **changes: Any,
 ) -> AsyncIterator[Gateway]:
+    """`trust`: settings of its issuer; `changes`: of the gateway."""
     issuing = DevIssuerSettings(
         secret="s" * 40,
         admin_audience=ADMIN,
@@ -135,7 +141,7 @@ async def gateway(
                 "data_dir": data_dir,
                 "port": listener.getsockname()[1],
                 "audience": ADMIN,
-                "issuers": (issuer_settings(issuer),),
+                "issuers": (issuer_settings(issuer, **trust),),
                 "shutdown_grace_s": 5.0,
                 "observe_interval_s": 600.0,
                 **changes,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from starlette.responses import Response
 
 from app.auth.principal import Principal
 from app.auth.requires import Requires
+from app.devidp.running import DevIssuerSettings, running
 from app.domain.scopes import Scope
 from app.http.route import EdgeRoute, UndeclaredRoute, declaration_of
 from tests.http.gateway import ADMIN, INFERENCE, Gateway, gateway
@@ -275,6 +278,28 @@ async def test_an_issuer_that_is_down_is_neither_yes_nor_no(tmp_path: Path) -> N
         assert int(answer.headers["retry-after"]) >= 1
         ready = await gate.http.get("/readyz")
         assert (ready.status_code, ready.json()) == (200, {"status": "degraded"})
+
+
+async def test_an_issuer_that_was_down_at_start_is_found_without_callers(tmp_path: Path) -> None:
+    with socket.socket() as place:  # nobody answers there yet
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+    coming = {"issuer": f"http://127.0.0.1:{port}", "audience": ADMIN, "inference_audiences": ()}
+    async with gateway(tmp_path / "data", registered=False, issuers=(coming,)) as gate:
+        assert (await gate.http.get("/readyz")).json() == {"status": "degraded"}
+        issuing = DevIssuerSettings(
+            secret="s" * 40,
+            admin_audience=ADMIN,
+            inference_audience=INFERENCE,
+            engine_audience="urn:test:engine",
+            port=port,
+        )
+        async with running(issuing) as issuer, asyncio.timeout(120):
+            while (await gate.http.get("/readyz")).json() != {"status": "ready"}:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            token = issuer.mint("ada", "console", [Scope.READ], ADMIN)
+            answer = await gate.http.get("/v1/me", headers={"Authorization": f"Bearer {token}"})
+            assert answer.status_code == 200
 
 
 async def test_a_gateway_set_read_only_takes_no_orders(tmp_path: Path) -> None:

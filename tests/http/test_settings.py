@@ -134,6 +134,7 @@ def test_where_callers_find_it(changes: dict[str, Any], url: str) -> None:
 
 def test_what_is_not_safe_to_start_with() -> None:
     issuer = {"issuer": "https://issuer.example"}
+    asks = {"client_id": "c", "client_secret_file": "/nowhere/secret"}
     for changes, line in (
         ({}, "no token issuer"),
         ({"issuers": (issuer,)}, "no audience"),
@@ -143,6 +144,10 @@ def test_what_is_not_safe_to_start_with() -> None:
             "inference_audiences",
         ),
         ({"issuers": ({**issuer, "algorithms": ("HS256",)},), "audience": "a"}, "algorithms"),
+        (
+            {"issuers": ({**issuer, "introspection": asks},), "audience": "a"},
+            "introspection.client_secret_file: cannot be read",
+        ),
     ):
         settings = Settings(**changes)
         if line is None:

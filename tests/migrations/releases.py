@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from alembic import command
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from app.ledger.schema import ReleaseSchema, alone
@@ -28,8 +29,16 @@ async def migrate(url: str, to: str) -> None:
         await connection.run_sync(move)
 
 
+def in_order(schema: ReleaseSchema) -> list[str]:
+    """All revisions of the release, as they are applied; their numbers may be in another order."""
+    scripts = ScriptDirectory.from_config(schema.config)
+    return [script.revision for script in scripts.walk_revisions()][::-1]
+
+
 def next_revision() -> str:
-    return f"{int(ReleaseSchema().head) + 1:04}"
+    """Above every number that is in use, whatever order they are applied in."""
+    files = (ROOT / "migrations" / "versions").glob("[0-9]*.py")
+    return f"{max(int(file.name[:4]) for file in files) + 1:04}"
 
 
 def installed(folder: Path, *migrations: str, compatible_from: str | None = None) -> Path:
@@ -37,15 +46,16 @@ def installed(folder: Path, *migrations: str, compatible_from: str | None = None
     without = shutil.ignore_patterns("__pycache__", "reference_engine", "rpc")
     shutil.copytree(ROOT / "app", folder / "app", ignore=without)
     shutil.copytree(ROOT / "migrations", folder / "app" / "_migrations", ignore=without)
-    released = len(list((ROOT / "migrations" / "versions").glob("[0-9]*.py")))
     stated = compatible_from or next_revision()
-    for number, body in enumerate(migrations, start=released + 1):
+    down = ReleaseSchema().head
+    for number, body in enumerate(migrations, start=int(next_revision())):
         (folder / "app" / "_migrations" / "versions" / f"{number:04}_more.py").write_text(
             "import sqlalchemy as sa\nfrom alembic import op\n"
-            f'revision, down_revision = "{number:04}", "{number - 1:04}"\n'
+            f'revision, down_revision = "{number:04}", "{down}"\n'
             f"compatible_from = {stated!r}\n"
             f"def upgrade() -> None:\n{body}\n"
         )
+        down = f"{number:04}"
     return folder
 
 

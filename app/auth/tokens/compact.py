@@ -1,11 +1,10 @@
 """A JWT in compact form: taken apart strictly, and its signature checked."""
 
 import base64
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from joserfc import jws
 from joserfc.errors import JoseError
@@ -13,6 +12,7 @@ from joserfc.errors import JoseError
 from app.auth.tokens.errors import TokenMalformed
 from app.auth.tokens.issuers import SUPPORTED_ALGORITHMS
 from app.auth.tokens.keys import SigningKey
+from app.auth.tokens.strict_json import json_object
 
 MAX_HEADER_BYTES = 4096
 
@@ -39,14 +39,25 @@ class CompactToken:
         return True
 
 
+def is_opaque(token: str) -> bool:
+    """Whether the token has neither form of the JOSE compact serialisation (RFC 7515 §7.1,
+    RFC 7516 §7.1), so that nothing in it can name its issuer."""
+    return token.count(".") not in (2, 4)
+
+
 def parse(token: str) -> CompactToken:
-    """Take a signed JWT apart.
+    """Take a signed JWT apart; of its header only what chooses a key is kept.
 
     Stricter than the syntax asks, because two readers of one token must not see two different
     tokens: no padding or foreign characters in base64url, no member twice in a JSON object, no
     NaN. Header extensions marked critical are refused, as none is understood here (RFC 7515
     §4.1.11). Raises :class:`TokenMalformed`. The caller bounds the length.
     """
+    return taken_apart(token)[1]
+
+
+def taken_apart(token: str) -> tuple[dict[str, Any], CompactToken]:
+    """As `parse`, with the whole header: of a kind of token whose key stands in it."""
     segments = token.split(".")
     if len(segments) != 3 or not all(_SEGMENT.fullmatch(segment) for segment in segments):
         raise TokenMalformed
@@ -58,7 +69,7 @@ def parse(token: str) -> CompactToken:
         raise TokenMalformed
     if "crit" in header or "b64" in header:
         raise TokenMalformed("The access token has critical header parameters not known here.")
-    return CompactToken(text=token, claims=claims, alg=alg, kid=kid, typ=typ)
+    return header, CompactToken(text=token, claims=claims, alg=alg, kid=kid, typ=typ)
 
 
 class _Registry(jws.JWSRegistry):
@@ -76,25 +87,6 @@ class _Registry(jws.JWSRegistry):
 
 def _json_object(segment: str) -> dict[str, Any]:
     try:
-        raw = base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4))
-        value = json.loads(
-            raw.decode("utf-8"),
-            object_pairs_hook=_without_repeats,
-            parse_constant=_no_constant,
-        )
-    except (ValueError, RecursionError) as error:
+        return json_object(base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4)))
+    except ValueError as error:
         raise TokenMalformed from error
-    if not isinstance(value, dict):
-        raise TokenMalformed
-    return value
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise ValueError("a member appears twice")
-    return members
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(name)

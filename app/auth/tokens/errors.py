@@ -1,7 +1,7 @@
 """Why a caller was not let through: one leaf per cause, each with a stable ``reason``.
 
 No status codes here. Edges map the branches: ``TokenRefused`` to 401 or UNAUTHENTICATED,
-``PermissionDenied`` to 403 or PERMISSION_DENIED; ``KeysUnavailable`` is an ``Unavailable`` as any
+``PermissionDenied`` to 403 or PERMISSION_DENIED; ``IssuerUnavailable`` is an ``Unavailable`` as any
 other. Messages never quote the token.
 """
 
@@ -98,6 +98,29 @@ class TokenBound(TokenInvalid):
     description = "The access token is bound to a key and is not accepted as a bearer token."
 
 
+class TokenUnbound(TokenInvalid):
+    """A token that would have to be bound to a key and is not."""
+
+    reason = "TOKEN_UNBOUND"
+    description = "The access token is not bound to a key, and has to be to be shown like this."
+
+
+class ProofRefused(TokenRefused):
+    """RFC 9449 §7.1 ``error="invalid_dpop_proof"``: the token may be good, its proof is not."""
+
+    reason = "PROOF_REFUSED"
+
+
+class ProofInvalid(ProofRefused):
+    reason = "PROOF_INVALID"
+    description = "The DPoP proof is not valid."
+
+
+class ProofReplayed(ProofRefused):
+    reason = "PROOF_REPLAYED"
+    description = "The DPoP proof was shown before; each request takes one of its own."
+
+
 class ClaimMissing(TokenInvalid):
     reason = "TOKEN_CLAIM_MISSING"
 
@@ -129,8 +152,16 @@ class AudienceForeign(TokenInvalid):
     description = "The access token was made for another audience."
 
 
-class KeysUnavailable(Unavailable):
-    """The issuer's keys are out of reach, so the token can be neither trusted nor refused."""
+class TokenInactive(TokenInvalid):
+    """The issuer itself says no: revoked, expired, or never its own (RFC 7662 §2.2)."""
+
+    reason = "TOKEN_INACTIVE"
+    description = "The access token's issuer says that it is not active."
+
+
+class IssuerUnavailable(Unavailable):
+    """The issuer's keys, or its word, are out of reach, so the token can be neither trusted nor
+    refused."""
 
     reason = "ISSUER_UNAVAILABLE"
 

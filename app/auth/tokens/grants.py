@@ -15,7 +15,10 @@ def granted_scopes(config: IssuerConfig, claims: Mapping[str, Any]) -> frozenset
     scope claim and the issuer has role maps, :class:`RoleUse` says how they meet.
     """
     from_claims = admin_scopes(
-        text for claim in config.scope_claims for text in _strings(claims.get(claim), split=True)
+        text.removeprefix(config.scope_prefix)
+        for claim in config.scope_claims
+        for text in _strings(claims.get(claim), split=True)
+        if text.startswith(config.scope_prefix)
     )
     if not config.role_maps:
         return from_claims

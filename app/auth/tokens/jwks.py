@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import httpx2
 
-from app.auth.tokens.errors import KeysUnavailable
-from app.auth.tokens.fetch import FetchFailed, discover_jwks_uri, fetch_document
+from app.auth.tokens.errors import IssuerUnavailable
+from app.auth.tokens.fetch import FetchFailed, discover, fetch_document
 from app.auth.tokens.issuers import IssuerConfig
 from app.auth.tokens.keys import KeyRing, KeySetUnusable, parse_key_set
 
@@ -87,7 +87,7 @@ class IssuerKeys:
     async def current(self) -> KeyRing:
         """The keys to verify with, fetched or refreshed if need be.
 
-        Raises :class:`KeysUnavailable` when there are none that may still be used. An issuer
+        Raises :class:`IssuerUnavailable` when there are none that may still be used. An issuer
         known to be failing costs nobody a wait: between attempts the answer is immediate.
         """
         age = self._age()
@@ -120,8 +120,12 @@ class IssuerKeys:
         return self._usable()
 
     async def prefetch(self) -> None:
-        """Have the keys before the first caller needs them; a failure shows in the state."""
-        with contextlib.suppress(KeysUnavailable):
+        """Have the keys before a caller needs them, also after a failure. Never raises."""
+        if self._failures:
+            if self._may_retry():
+                await self._wait_for(self._start(rediscover=True))
+            return
+        with contextlib.suppress(IssuerUnavailable):
             await self.current()
 
     @property
@@ -129,10 +133,10 @@ class IssuerKeys:
         """Whether the last attempt to fetch failed, so that our set may be out of date."""
         return self._failures > 0
 
-    def unavailable(self) -> KeysUnavailable:
+    def unavailable(self) -> IssuerUnavailable:
         """The error for a token that cannot be judged, with the time to the next attempt."""
         wait_s = max(self._retry_at - self._monotonic(), 1.0)
-        return KeysUnavailable(self._config.issuer, retry_after_s=math.ceil(min(wait_s, 3600)))
+        return IssuerUnavailable(self._config.issuer, retry_after_s=math.ceil(min(wait_s, 3600)))
 
     def state(self) -> IssuerState:
         """Without asking anybody."""
@@ -209,6 +213,6 @@ class IssuerKeys:
 
     async def _fetch(self, *, rediscover: bool) -> bytes:
         if self._config.jwks_uri is None and (rediscover or self._jwks_uri is None):
-            self._jwks_uri = await discover_jwks_uri(self._http, self._config)
+            self._jwks_uri = await discover(self._http, self._config, "jwks_uri")
         assert self._jwks_uri is not None  # set in the settings or just discovered
         return await fetch_document(self._http, self._jwks_uri)

@@ -86,13 +86,14 @@ def parse_key_set(body: bytes) -> KeyRing:
         raise KeySetUnusable("the document is not a JWK Set")
     if len(published) > MAX_KEYS:
         raise KeySetUnusable(f"the key set has more than {MAX_KEYS} keys")
-    keys = tuple(key for item in published if (key := _signing_key(item)) is not None)
+    keys = tuple(key for item in published if (key := signing_key(item)) is not None)
     if not keys:
         raise KeySetUnusable("the key set has no usable signing key")
     return KeyRing(keys)
 
 
-def _signing_key(item: Any) -> SigningKey | None:
+def signing_key(item: Any) -> SigningKey | None:
+    """A public key that signatures may be verified with; None: the JWK is of no use for that."""
     if not isinstance(item, dict) or _PRIVATE_MEMBERS & item.keys():
         return None
     kid, alg, operations = item.get("kid"), item.get("alg"), item.get("key_ops")

@@ -4,13 +4,13 @@ import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from app.auth.principal import Principal
+from app.auth.tokens.claims import Judged
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    principal: Principal
-    generation: int
+    judged: Judged
+    generation: int | None
     until_monotonic_s: float
 
 
@@ -22,8 +22,11 @@ class RememberedTokens:
         self._ttl_s = ttl_s
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
 
-    def get(self, token: str, *, now_s: float, monotonic_s: float) -> tuple[Principal, int] | None:
-        """The caller and the key generation the token was verified under, if still usable.
+    def get(
+        self, token: str, *, now_s: float, monotonic_s: float
+    ) -> tuple[Judged, int | None] | None:
+        """What came of the token, and the key generation it was verified under (None: no key
+        vouched for it), if still usable.
 
         Two clocks: the lifetime of the entry runs on the monotonic one, which nobody can set
         back, and the token's own expiry (without leeway) on the wall clock ``now_s``.
@@ -33,17 +36,26 @@ class RememberedTokens:
         if entry is None:
             return None
         if monotonic_s >= entry.until_monotonic_s or (
-            now_s >= entry.principal.expires_at.timestamp()
+            now_s >= entry.judged.principal.expires_at.timestamp()
         ):
             del self._entries[digest]
             return None
         self._entries.move_to_end(digest)
-        return entry.principal, entry.generation
+        return entry.judged, entry.generation
 
-    def put(self, token: str, principal: Principal, generation: int, *, monotonic_s: float) -> None:
-        """Remember a token whose signature and claims have just been found good."""
+    def put(
+        self,
+        token: str,
+        judged: Judged,
+        generation: int | None,
+        *,
+        monotonic_s: float,
+        ttl_s: float | None = None,
+    ) -> None:
+        """Remember a token that has just been found good, for ``ttl_s`` where given."""
         digest = _digest(token)
-        self._entries[digest] = _Entry(principal, generation, monotonic_s + self._ttl_s)
+        until_s = monotonic_s + (self._ttl_s if ttl_s is None else ttl_s)
+        self._entries[digest] = _Entry(judged, generation, until_s)
         self._entries.move_to_end(digest)
         while len(self._entries) > self._size:
             self._entries.popitem(last=False)

@@ -41,6 +41,8 @@ class ResourceDocument(BaseModel):
     authorization_servers: list[str]
     scopes_supported: list[str]
     bearer_methods_supported: list[str]
+    dpop_signing_alg_values_supported: list[str] | None = None
+    dpop_bound_access_tokens_required: bool | None = None
     resource_name: str
     resource_documentation: str
 
@@ -90,6 +92,8 @@ def _metadata(house: Rooms, resource: str) -> dict[str, Any]:
         authorization_servers=list(house.edge.authorization_servers),
         scopes_supported=sorted(Scope),
         bearer_methods_supported=["header"],
+        dpop_signing_alg_values_supported=list(house.edge.proof_algorithms) or None,
+        dpop_bound_access_tokens_required=house.edge.proofs_required or None,
         resource_name="Chadburn",
         resource_documentation=f"{house.edge.base_url}/problems",
-    ).model_dump(mode="json")
+    ).model_dump(mode="json", exclude_none=True)

@@ -2,9 +2,11 @@
 // theirs: one resource for administration, one for inference, one whose tokens are opaque.
 //
 // Prints one JSON line {issuer} once it answers. ADMIN_SCOPES, ADMIN, INFERENCE, OPAQUE and
-// SECRET come from the environment; SIGTERM or the end of standard input ends it.
+// SECRET come from the environment. `rotate` on standard input puts a new key before the others
+// and prints {kid}; SIGTERM or the end of standard input ends it.
 
 import { createServer } from 'node:http';
+import { createInterface } from 'node:readline';
 import { generateKeyPair, exportJWK } from 'jose';
 import { Provider, errors } from 'oidc-provider';
 
@@ -16,9 +18,9 @@ const resources = {
   [OPAQUE]: { scope: ADMIN_SCOPES, audience: OPAQUE, accessTokenFormat: 'opaque' },
 };
 
-async function signingKey(alg) {
+async function signingKey(alg, name = 'provider') {
   const { privateKey } = await generateKeyPair(alg, { extractable: true });
-  return { ...(await exportJWK(privateKey)), alg, use: 'sig', kid: `provider-${alg}` };
+  return { ...(await exportJWK(privateKey)), alg, use: 'sig', kid: `${name}-${alg}` };
 }
 
 const configuration = {
@@ -34,10 +36,18 @@ const configuration = {
     {
       client_id: 'console',
       token_endpoint_auth_method: 'none',
-      grant_types: ['authorization_code'],
+      grant_types: ['authorization_code', 'refresh_token'],
       response_types: ['code'],
       redirect_uris: ['http://127.0.0.1/callback'],
       application_type: 'native',
+    },
+    {
+      // The gateway itself, to ask about tokens; it gets none.
+      client_id: 'gateway',
+      client_secret: SECRET,
+      grant_types: [],
+      response_types: [],
+      redirect_uris: [],
     },
   ],
   cookies: { keys: [SECRET] },
@@ -45,6 +55,11 @@ const configuration = {
     devInteractions: { enabled: true },
     clientCredentials: { enabled: true },
     dPoP: { enabled: true },
+    introspection: {
+      enabled: true,
+      allowedPolicy: (_, client) => client.clientId === 'gateway',
+    },
+    revocation: { enabled: true },
     resourceIndicators: {
       enabled: true,
       defaultResource: () => ADMIN,
@@ -56,16 +71,30 @@ const configuration = {
     },
   },
   pkce: { required: () => true },
-  scopes: ['openid'],
+  scopes: ['openid', 'offline_access'],
   findAccount: (_, id) => ({ accountId: id, claims: () => ({ sub: id }) }),
 };
 
-const server = createServer();
+// Another provider with the same storage takes the place of the one before, as a restart with a
+// new key would.
+let answer;
+function serve(issuer) {
+  answer = new Provider(issuer, configuration).callback();
+}
+
+const server = createServer((request, response) => answer(request, response));
 server.listen(0, '127.0.0.1', () => {
   const issuer = `http://127.0.0.1:${server.address().port}`;
-  server.on('request', new Provider(issuer, configuration).callback());
+  serve(issuer);
   process.stdout.write(`${JSON.stringify({ issuer })}\n`);
+  createInterface({ input: process.stdin })
+    .on('line', async () => {
+      const key = await signingKey('RS256', `rotated-${configuration.jwks.keys.length}`);
+      configuration.jwks = { keys: [key, ...configuration.jwks.keys] };
+      serve(issuer);
+      process.stdout.write(`${JSON.stringify({ kid: key.kid })}\n`);
+    })
+    .on('close', () => process.exit(0));
 });
 
 process.on('SIGTERM', () => process.exit(0));
-process.stdin.on('end', () => process.exit(0)).resume();

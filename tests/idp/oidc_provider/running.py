@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,25 @@ SECRET = "a secret the provider and its client share"
 _HERE = Path(__file__).parent
 
 
+@dataclass(frozen=True)
+class RealProvider:
+    issuer: str
+    _process: subprocess.Popen[bytes]
+
+    def rotate(self) -> str:
+        """Sign with a new RS256 key from now on, and publish the old ones too; its id."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"rotate\n")
+        self._process.stdin.flush()
+        line = _line(self._process)
+        assert line, "the provider has gone"
+        return str(json.loads(line)["kid"])
+
+
 @contextlib.contextmanager
-def real_provider() -> Iterator[str]:
-    """Run it while the block does; gives the issuer URL. Fails the test where it is not set up:
-    a skipped test would pass for a proof."""
+def real_provider() -> Iterator[RealProvider]:
+    """Run it while the block does. Fails the test where it is not set up: a skipped test would
+    pass for a proof."""
     node = shutil.which(
         "node", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     )
@@ -54,17 +70,26 @@ def real_provider() -> Iterator[str]:
             stdin=subprocess.PIPE,  # its end ends the provider, also if this process is killed
             stdout=subprocess.PIPE,
             stderr=errors,
+            bufsize=0,  # else a line could wait in our buffer, where select does not see it
         ) as process,
     ):
-        assert process.stdout is not None
         try:
-            ready, _, _ = select.select([process.stdout], [], [], 60)
-            line = process.stdout.readline() if ready else b""
+            line = _line(process)
             if not line:
                 process.kill()
                 process.wait()
                 errors.seek(0)
                 pytest.fail(f"the provider did not start: {errors.read().decode()}")
-            yield str(json.loads(line)["issuer"])
+            yield RealProvider(str(json.loads(line)["issuer"]), process)
         finally:
             process.kill()
+
+
+def _line(process: subprocess.Popen[bytes]) -> bytes:
+    """The next one that is for us: the provider prints notices too."""
+    assert process.stdout is not None
+    line = b"notice"
+    while line and not line.startswith(b"{"):
+        ready, _, _ = select.select([process.stdout], [], [], 60)
+        line = process.stdout.readline() if ready else b""
+    return line
