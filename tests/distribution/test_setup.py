@@ -13,6 +13,7 @@ INPUTS = (
     "scripts/setup",
     "pyproject.toml",
     "constraints/pins.txt",
+    "constraints/canaille.txt",
     "tests/idp/package-lock.json",
 )
 # What the script itself calls, beside Python.
