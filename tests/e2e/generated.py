@@ -13,11 +13,13 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx2
+import jsonschema_rs
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
@@ -70,6 +72,7 @@ class Prober:
         self._since_reopened = 0
         self._operations: list[str] = []
         self._profiles: list[str] = []
+        self._document: Json = {}
         self.tried = Tried()
 
     def close(self) -> None:
@@ -91,7 +94,8 @@ class Prober:
     def probe_all(self, examples: int) -> Tried:
         """So many cases that fit the schema and as many that do not, for each operation."""
         load_all_checks()
-        schema = schemathesis.openapi.from_dict(self._http.get("/openapi.json").json())
+        self._document = self._http.get("/openapi.json").json()
+        schema = schemathesis.openapi.from_dict(self._document)
         assert isinstance(schema, OpenApiSchema)
         for result in schema.get_all_operations():
             assert isinstance(result, Ok)
@@ -129,7 +133,7 @@ class Prober:
                 tried.wrong.append(f"{about}: 500\n{case.as_curl_command()}\n{response.text}")
                 return
             excluded = EXCLUDED
-            if mode is GenerationMode.NEGATIVE and _says_nothing(response.request):
+            if mode is GenerationMode.NEGATIVE and self._looks_right(operation, response.request):
                 excluded = [*EXCLUDED, negative_data_rejection]
             try:
                 case.validate_response(response, excluded_checks=excluded, headers=sent)
@@ -139,6 +143,22 @@ class Prober:
         # What takes nothing at all can't be asked wrongly.
         with contextlib.suppress(Unsatisfiable):
             probe()
+
+    def _looks_right(self, operation: Any, request: Any) -> bool:
+        """What does not fit the schema is not to be seen in the query itself: an empty list leaves
+        nothing, and `true` where a name is wanted is a name."""
+        if request.method != "GET":
+            return False
+        declared = {
+            one["name"]: one["schema"] | {"components": self._document["components"]}
+            for one in self._document["paths"][operation.path]["get"].get("parameters", [])
+            if one["in"] == "query"
+        }
+        given = parse_qs(urlsplit(request.url).query, keep_blank_values=True)
+        return all(
+            name in declared and any(_fits(declared[name], form) for form in _forms(values))
+            for name, values in given.items()
+        )
 
     # ---- names that exist ----
 
@@ -264,9 +284,17 @@ class Prober:
         return facts
 
 
-def _says_nothing(request: Any) -> bool:
-    """What did not fit the schema, an empty list for one, is not seen in the request itself."""
-    return request.method == "GET" and "?" not in request.url
+def _fits(schema: Json, value: object) -> bool:
+    return bool(jsonschema_rs.validator_for(schema, validate_formats=True).is_valid(value))
+
+
+def _forms(values: list[str]) -> Iterator[object]:
+    """What a query parameter may stand for."""
+    yield values
+    if len(values) == 1:
+        yield values[0]
+        with contextlib.suppress(ValueError):
+            yield int(values[0])
 
 
 def _text_of(failure: Failure | FailureGroup) -> str:
