@@ -15,6 +15,7 @@ from app.commands.database import db
 from app.commands.demonstration import demo, dev_issuer
 from app.commands.ending import CommandFailed, Exit
 from app.commands.generating import generate
+from app.commands.policing import policy
 from app.commands.reconfiguring import reconfigure
 from app.commands.serving import engine, serve
 from app.commands.tokens import token
@@ -68,6 +69,7 @@ app.command(rich_help_panel=ORDERS)(update_weights)
 app.command(rich_help_panel=ORDERS)(continue_update)
 app.command(rich_help_panel=ORDERS)(reconfigure)
 app.add_typer(db, name="db", rich_help_panel=SERVING)
+app.add_typer(policy, name="policy", rich_help_panel=SERVING)
 app.add_typer(adapters.app, name="lora", rich_help_panel=ORDERS)
 app.add_typer(profiling.app, name="profile", rich_help_panel=ORDERS)
 app.add_typer(engines.app, name="engines", rich_help_panel=LOOKING)

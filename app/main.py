@@ -31,9 +31,11 @@ from app.clock import Clock, IdSource, SystemClock, uuid7
 from app.domain.events import TERMINAL_EVENTS
 from app.http.api import ApiSettings, build_api
 from app.http.closing import Closing
+from app.http.policing import follow_policy
 from app.http.readiness import look_at_engines
 from app.http.records import record_refused_callers
 from app.http.rooms import EdgeSettings, OpenStreams, Rooms
+from app.http.roster import Roster
 from app.http.route import refuse_undeclared
 from app.http.routers.identity import metadata_url
 from app.http.server import GatewayServer, bound
@@ -64,6 +66,7 @@ from app.startup import (
     deadlines_of,
     issuers_of,
     opened_ledger,
+    policy_of,
     prepare_data_dir,
     reach_of,
     retention_of,
@@ -188,6 +191,7 @@ async def _opened(
     # What can be wrong with the settings is found before anything is opened.
     issuers, reach = issuers_of(settings), reach_of(settings)
     credentials, deadlines = credentials_of(settings), deadlines_of(settings)
+    policy = policy_of(settings, issuers)
     prepare_data_dir(settings)
     async with AsyncExitStack() as held:
         ledger = await opened_ledger(settings, clock)
@@ -226,6 +230,8 @@ async def _opened(
                 most=settings.max_engine_reads, most_of_engine=settings.max_reads_per_engine
             ),
             issuer_states=verifier.issuer_states,
+            policy_ok=lambda: policy.ok,
+            roster=Roster(ledger),
         )
         await tail.start()
         held.push_async_callback(tail.stop)
@@ -236,7 +242,9 @@ async def _opened(
         held.push_async_callback(_write_refused_callers, rooms, settings.shutdown_grace_s)
         pruning = keep_within(ledger, clock, retention_of(settings))
         proofs = keep_proofs_short(ledger, in_use=bound)
-        for background in (_housekeeping(rooms), pruning, proofs, verifier.keep_ready()):
+        following = follow_policy(policy, rooms)
+        looks = (_housekeeping(rooms), pruning, proofs, following, verifier.keep_ready())
+        for background in looks:
             held.push_async_callback(_ended, asyncio.create_task(background))
         if settings.metrics_port is not None:
             held.callback(_exposed(settings.metrics_host, settings.metrics_port, metrics))
@@ -247,6 +255,7 @@ async def _opened(
                 verifier,
                 settings.read_only,
                 settings.clients_may_settle,
+                policy,
                 dpop_at=settings.base_url if bound else None,
             ),
             "resource_metadata": metadata_url(settings.base_url),

@@ -184,7 +184,10 @@ class Settings(BaseSettings):
     read_only: bool = False
     """Refuse every order and every change of the register."""
     clients_may_settle: bool = False
-    """Whether a token that shows no person, as client credentials give, may settle operations."""
+    """Whether a token that shows no person, as client credentials give, may settle operations,
+    unless the policy says."""
+    policy_file: Path | None = None
+    """What each caller may do on which engines. None: what its token says, on all of them."""
 
     engine_reach: ReachSettings = _THIS_MACHINE
     engine_credentials: dict[str, CredentialSettings] = Field(default_factory=dict)

@@ -6,6 +6,8 @@ import tempfile
 from datetime import timedelta
 from urllib.parse import urlsplit
 
+from app.auth.policy.live import LivePolicy
+from app.auth.policy.reading import PolicyRefused
 from app.auth.tokens.issuers import (
     ClientAuth,
     DpopUse,
@@ -125,6 +127,16 @@ def _introspection(issuer: IssuerSettings) -> IntrospectionConfig | None:
         client_auth=ClientAuth(asks.client_auth),
         cache_s=asks.cache_s,
     )
+
+
+def policy_of(settings: Settings, issuers: tuple[IssuerConfig, ...]) -> LivePolicy:
+    """Raises StartupRefused with all faults of the file."""
+    known = {issuer.issuer: bool(issuer.group_claims) for issuer in issuers}
+    try:
+        return LivePolicy(settings.policy_file, known)
+    except PolicyRefused as refused:
+        line = f"policy_file {settings.policy_file}: {refused}"
+        raise StartupRefused(line, EXIT_SETTINGS) from refused
 
 
 def reach_of(settings: Settings) -> ReachPolicy:

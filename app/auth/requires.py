@@ -9,17 +9,20 @@ the route, so that one which says nothing can be refused at start.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, cast
 
 from fastapi import Depends
 from starlette.requests import Request
 
+from app.auth.policy.live import LivePolicy
+from app.auth.policy.rules import Permit
 from app.auth.principal import Principal, PrincipalKind
 from app.auth.tokens.bearer import DPOP, token_with_scheme
 from app.auth.tokens.dpop import Shown
 from app.auth.tokens.errors import PermissionDenied, ProofInvalid, TokenMissing
 from app.domain.scopes import Scope
+from app.domain.selectors import Labels
 
 _READING = frozenset({Scope.READ, Scope.AUDIT})
 
@@ -60,9 +63,23 @@ class Gate:
     verifier: Verifier
     read_only: bool = False
     clients_count_as_persons: bool = False
-    """What takes a person is open to programs too."""
+    """What takes a person is open to programs too, unless the policy says something else."""
+    policy: LivePolicy = field(default_factory=lambda: LivePolicy(None))
     dpop_at: str | None = None
     """Where callers find this service, which their proofs have to name; None: no proof is taken."""
+
+    @property
+    def takes_clients_for_persons(self) -> bool:
+        policy = self.policy.policy
+        said = None if policy is None else policy.clients_may_settle
+        return self.clients_count_as_persons if said is None else said
+
+
+class About(NamedTuple):
+    """The engine that a request is about, put into its state as `about` once it is found."""
+
+    engine_id: str
+    labels: Labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +100,40 @@ class Need:
 
         Called before the body is read and again when the signature is filled in; the second
         time finds the principal in the request's own state. Nothing is kept between requests.
+        Once it is known which engine the request is about, the scopes have to be left on that one.
 
-        Raises TokenRefused, IssuerUnavailable, InsufficientScope, ReadOnly, PersonNeeded.
+        Raises TokenRefused, IssuerUnavailable, InsufficientScope, RefusedByPolicy, ReadOnly,
+        PersonNeeded; UnknownEngine, where the caller has no scope on the engine.
         """
         gate = cast("Gate", request.state.gate)
         known: Principal | None = getattr(request.state, "principal", None)
         if known is None:
             known = await _caller(gate, request)
             request.state.principal = known
-        known.require(*self.scopes)
-        if gate.read_only and not _READING.issuperset(self.scopes):
-            raise ReadOnly
-        if self.person and not gate.clients_count_as_persons:
-            _require_person(known)
+            request.state.permit = gate.policy.permit(known)
+        about: About | None = getattr(request.state, "about", None)
+        if about is None:
+            permit_of(request).require(*self.scopes)
+        else:
+            permit_of(request).require_on(about.engine_id, about.labels, *self.scopes)
+        refusal = refused_besides(
+            self,
+            known,
+            read_only=gate.read_only,
+            clients_too=gate.takes_clients_for_persons,
+        )
+        if refusal is not None:
+            raise refusal
         return known
 
-    async def again(self, request: Request) -> Principal:
+    async def again(self, request: Request) -> Permit:
         """Judge the caller's token anew, while an answer goes on: the key that it is signed with
-        may have been withdrawn since. Raises as `admit`. The proof that came with a bound token was
-        for the beginning, and is not asked for again."""
+        may have been withdrawn since, or the policy have changed. Raises as `admit`. The proof that
+        came with a bound token was for the beginning, and is not asked for again."""
         gate = cast("Gate", request.state.gate)
-        known = await _caller(gate, request, proven=True)
-        known.require(*self.scopes)
-        return known
+        permit = gate.policy.permit(await _caller(gate, request, proven=True))
+        permit.require(*self.scopes)
+        return permit
 
 
 async def _caller(gate: Gate, request: Request, *, proven: bool = False) -> Principal:
@@ -125,9 +153,20 @@ async def _caller(gate: Gate, request: Request, *, proven: bool = False) -> Prin
     return await gate.verifier.verify_bound(token, shown)
 
 
-def _require_person(principal: Principal) -> None:
-    if principal.kind is not PrincipalKind.PERSON:
-        raise PersonNeeded
+def permit_of(request: Request) -> Permit:
+    """Of the caller who was admitted."""
+    return cast("Permit", request.state.permit)
+
+
+def refused_besides(
+    need: Need, caller: Principal, *, read_only: bool, clients_too: bool
+) -> ReadOnly | PersonNeeded | None:
+    """What the gateway's settings have against it, whatever scopes the caller has."""
+    if read_only and not _READING.issuperset(need.scopes):
+        return ReadOnly()
+    if need.person and not clients_too and caller.kind is not PrincipalKind.PERSON:
+        return PersonNeeded()
+    return None
 
 
 async def _nobody() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,12 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from app import __version__
 from app.auth.requires import Public
-from app.clock import IdSource
+from app.clock import IdSource, uuid7
 from app.http.failures import add_failure_handlers
 from app.http.middleware.context import Context
 from app.http.middleware.doors import Doors
 from app.http.openapi import add_openapi
-from app.http.route import EdgeRoute, refuse_undeclared
+from app.http.route import EdgeRoute, RouteFound, refuse_undeclared, route_at
 from app.http.routers import (
     adapters,
     audit,
@@ -100,6 +100,23 @@ def build_api(
     add_openapi(app)
     refuse_undeclared(app)
     return app
+
+
+def found_route(method: str, path: str) -> RouteFound | None:
+    """The route that a request would come to; None: 404 or 405. Serves nothing."""
+    app = build_api(
+        ApiSettings(allowed_hosts=()),
+        metrics=Metrics(),
+        lifespan=_nothing,
+        new_id=uuid7,
+        new_trace_id=lambda: "",
+    )
+    return route_at(app.routes, method, path)
+
+
+@asynccontextmanager
+async def _nothing(_app: FastAPI) -> AsyncIterator[dict[str, Any]]:
+    yield {}
 
 
 def _layers(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import Depends, Header
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.auth.principal import Principal
-from app.auth.requires import Need
+from app.auth.requires import Gate, Need
 from app.domain.commands import Command
 from app.domain.idempotency import fingerprint
 from app.domain.operation import Operation
@@ -20,6 +20,7 @@ from app.http.bodies import OrderBody
 from app.http.negotiation import Preference, idempotency_key, preference_of
 from app.http.preconditions import expected_revision
 from app.http.records import actor_of, caller_of
+from app.http.refusals import ReasonMissing
 from app.http.replies import operation_reply
 from app.http.rooms import House, VisibleEngine, rooms_of
 from app.http.route import one_header
@@ -59,6 +60,7 @@ class OrderCall:
         """Judge it and take it on: 202, or 200 if it has ended within the time to wait; with
         `dry_run` the plan. `command`: the order, where the body alone does not say it."""
         given = command or body.command()
+        self._require_reason(given, body)
         if body.override_freeze:
             await Need((given.kind.scope, Scope.ENGINES)).admit(self.request)
         order = self._order(body, who, given)
@@ -116,6 +118,13 @@ class OrderCall:
         if body.dry_run:
             return None
         return idempotency_key(one_header(self.request, "idempotency-key"))
+
+    def _require_reason(self, command: Command, body: OrderBody) -> None:
+        """Raises ReasonMissing."""
+        policy = cast("Gate", self.request.state.gate).policy.policy
+        demanded = policy is not None and command.kind in policy.require_reason
+        if demanded and not (body.reason or "").strip():
+            raise ReasonMissing
 
     def _order(self, body: OrderBody, who: Principal, command: Command) -> OrderRequest:
         expected = expected_revision(self.if_match, body.expected_revision)

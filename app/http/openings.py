@@ -95,10 +95,12 @@ async def _snapshot(rooms: Rooms, wanted: EventFilter, before: tuple[Said, ...])
     for _ in range(_TRIES):
         position = await events.horizon()
         engines = await _engines(rooms, wanted)
+        seen = {engine.id for engine in engines}
         operations = [
             operation
             for operation in await rooms.ledger.operations.open_ones()
             if (wanted.engine_ids is None or operation.engine_id in wanted.engine_ids)
+            and (wanted.sight.unlimited or operation.engine_id in seen)
             and (not wanted.kinds or operation.kind in wanted.kinds)
         ]
         if await events.horizon() == position:
@@ -118,11 +120,16 @@ async def _snapshot(rooms: Rooms, wanted: EventFilter, before: tuple[Said, ...])
 async def _engines(rooms: Rooms, wanted: EventFilter) -> list[Engine]:
     if wanted.engine_ids is not None:
         named = [await rooms.ledger.engines.get(i) for i in sorted(wanted.engine_ids)]
-        return [engine for engine in named if engine is not None]
+        return [
+            engine
+            for engine in named
+            if engine is not None and wanted.sight.sees(engine.id, engine.registration.labels)
+        ]
     found: list[Engine] = []
     after: str | None = None
     while True:
-        page = await rooms.ledger.engines.page(EngineFilter(), after, _ENGINES_AT_ONCE)
+        among = EngineFilter(sight=wanted.sight)
+        page = await rooms.ledger.engines.page(among, after, _ENGINES_AT_ONCE)
         found.extend(page.items)
         if not isinstance(page.next, str):
             return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from app.domain.errors import ChadburnError, Unavailable
+from app.domain.selectors import Sight
 from app.http.refusals import Closing, EdgeRefusal
 from app.http.rooms import Rooms
 from app.ledger.values import EngineFilter
@@ -30,12 +31,19 @@ async def refuse_unless_ready(rooms: Rooms) -> None:
         raise NotReady from error
 
 
-def issuers_degraded(rooms: Rooms) -> bool:
-    return not all(state.ok for state in rooms.issuer_states())
+def is_degraded(rooms: Rooms) -> bool:
+    """Tokens of some issuer can't be judged, or the policy file as it is now was refused."""
+    return not rooms.policy_ok() or not all(state.ok for state in rooms.issuer_states())
 
 
-async def exposition(rooms: Rooms) -> bytes:
-    """All figures, with engines and open operations as of now."""
+async def exposition(rooms: Rooms, sight: Sight) -> bytes:
+    """All figures, with engines and open operations as of now: those of the sight."""
+    if not sight.unlimited:
+        wanted = EngineFilter(sight=sight)
+        seen = (await rooms.ledger.engines.page(wanted, None, _ENGINES_AT_MOST)).items
+        ids = {engine.id for engine in seen}
+        operations = await rooms.ledger.operations.open_ones()
+        return rooms.metrics.render_for(seen, [o for o in operations if o.engine_id in ids])
     await look_at_engines(rooms)
     return rooms.metrics.render()
 

@@ -45,6 +45,11 @@ CATALOGUE: Mapping[str, Reason] = {
         "Unknown ones are refused because a misspelt option would otherwise be ignored.",
         "See `errors` and the OpenAPI document.",
     ),
+    "REASON_REQUIRED": Reason(
+        "A reason is required",
+        "The gateway's policy demands it for orders of this kind.",
+        "Send `reason` with some words of your own.",
+    ),
     "MALFORMED_JSON": Reason(
         "The body is not JSON", "The body could not be parsed.", "Send one JSON object."
     ),
@@ -186,6 +191,12 @@ CATALOGUE: Mapping[str, Reason] = {
         "Scope missing",
         "The token is good and lacks a scope that this needs. Inference tokens hold none.",
         "Get a token with the scope that the challenge names.",
+    ),
+    "REFUSED_BY_POLICY": Reason(
+        "Not allowed by the policy",
+        "The token holds the scopes, and the gateway's policy leaves the caller less: not these "
+        "scopes, or not on this engine. Another token of the same caller changes nothing.",
+        "See `/v1/me` for what is left; have the policy changed.",
     ),
     "GATEWAY_READ_ONLY": Reason(
         "Read only", "The gateway is set to take no orders.", "Unset `read_only`."

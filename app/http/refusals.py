@@ -8,6 +8,7 @@ from app.domain.errors import (
     ChadburnError,
     DeadlineExceeded,
     FailedPrecondition,
+    FieldFault,
     InvalidArgument,
     NotFound,
     ResourceExhausted,
@@ -58,6 +59,17 @@ class TokenInQuery(EdgeRefusal, InvalidArgument):
 class SchemaViolation(EdgeRefusal, InvalidArgument):
     reason = "SCHEMA_VIOLATION"
     status = 422
+
+
+class ReasonMissing(EdgeRefusal, InvalidArgument):
+    """The policy demands the caller's own words for orders of this kind."""
+
+    reason = "REASON_REQUIRED"
+    status = 422
+
+    def __init__(self) -> None:
+        detail = "The gateway's policy demands a reason for this order."
+        super().__init__(detail, faults=(FieldFault("/reason", detail),))
 
 
 class NotThere(EdgeRefusal, NotFound):

@@ -19,6 +19,7 @@ from app.domain.engine import Engine
 from app.domain.operation import Actor
 from app.http.closing import Closing
 from app.http.refusals import TooManyStreams
+from app.http.roster import Roster
 from app.http.tail import Tail
 from app.http.waiting import Waiting
 from app.ledger.ledger import Ledger
@@ -105,6 +106,8 @@ class Rooms:
     edge: EdgeSettings
     closing: Closing
     issuer_states: Callable[[], tuple[IssuerState, ...]]
+    policy_ok: Callable[[], bool]
+    roster: Roster
     streams: OpenStreams = field(default_factory=OpenStreams)
     waiting: Waiting = field(default_factory=Waiting)
     round_trips: RoundTrips = field(default_factory=RoundTrips)

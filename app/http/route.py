@@ -1,8 +1,8 @@
 """The route class of every router: it fixes the order of checks.
 
 FastAPI reads and parses a body before it asks any dependency. Here the caller's token and scopes
-come first, then whether the engine is there, and only then what was sent: an answer never tells a
-stranger more than that a token is needed, and nothing is parsed for one.
+come first, then whether the engine is there for them, and only then what was sent: an answer never
+tells a stranger more than that a token is needed, and nothing is parsed for one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Message, Receive, Scope, Send
 
-from app.auth.requires import Declared, declared
+from app.auth.requires import About, Declared, Need, declared
 from app.domain.engine import Engine
 from app.domain.errors import UnknownEngine
 from app.http.refusals import (
@@ -71,7 +72,11 @@ class EdgeRoute(APIRoute):
             if say.need is not None:
                 await say.need.admit(request)
             if "engine" in request.path_params:
-                request.state.engine = await _visible(request, request.path_params["engine"])
+                engine = await _found(request, request.path_params["engine"])
+                request.state.about = About(engine.id, engine.registration.labels)
+                if say.need is not None:
+                    await say.need.admit(request)
+                request.state.engine = engine
             _check_query(request, known, single)
             if self.body_field is None:
                 _check_no_body(request)
@@ -94,7 +99,7 @@ class EdgeRoute(APIRoute):
         await super().handle(scope, receive, send)
 
 
-async def _visible(request: Request, engine_id: str) -> Engine:
+async def _found(request: Request, engine_id: str) -> Engine:
     if not _ID.fullmatch(engine_id):  # cannot be one, and not every database takes any text
         raise UnknownEngine("there is no such engine")
     return await rooms_of(request).fleet.engine(engine_id)
@@ -120,6 +125,30 @@ def allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> str:
     if "GET" in methods:
         methods.add("HEAD")
     return ", ".join(sorted(methods))
+
+
+@dataclass(frozen=True, slots=True)
+class RouteFound:
+    """`need` None: open to all. `params`: what the path names."""
+
+    name: str
+    template: str
+    need: Need | None
+    params: dict[str, str]
+
+
+def route_at(routes: Iterable[BaseRoute], method: str, path: str) -> RouteFound | None:
+    """The route that a request would come to; None: 404 or 405."""
+    scope = {"type": "http", "method": method.upper(), "path": path, "root_path": "", "headers": []}
+    for route in routes:
+        if not isinstance(route, EdgeRoute):
+            continue
+        match, found = route.matches(scope)
+        say = declaration_of(route)
+        if match is Match.FULL and say is not None:
+            params = {name: str(value) for name, value in found.get("path_params", {}).items()}
+            return RouteFound(route.name, route.path, say.need, params)
+    return None
 
 
 def _all_query_fields(dependant: Dependant) -> Iterator[Any]:

@@ -2,9 +2,10 @@
 
 A stream reads the ledger by position, so it cannot miss an event that commits while it looks
 elsewhere, and holds nothing of the database between two reads. It ends at the terminal event of
-its operation, at the caller's token's end, when the token is no longer good, at its own longest
-life, and when the process closes; all but the first say goodbye, and the reader comes back with
-Last-Event-ID. Where events it has not told yet are pruned, it says `reset` and begins anew.
+its operation, at the caller's token's end, when token or policy are no longer good for it, at its
+own longest life, and when the process closes; all but the first say goodbye, and the reader comes
+back with Last-Event-ID. Where events it has not told yet are pruned, or other engines have come
+into the caller's sight, it says `reset` and begins anew.
 
 A reader that does not take what it is sent is cut off after `stream_send_timeout_s`. It loses
 nothing either: its last id is where it goes on.
@@ -27,6 +28,7 @@ from app.domain.events import TERMINAL_EVENTS, ControlEvent
 from app.http.cursors import cursor_text
 from app.http.documents.event import ControlDocument, EventDocument, EventPage
 from app.http.openings import Opening, Said
+from app.http.outlook import Outlook
 from app.http.refusals import Closing as ClosingRefusal
 from app.http.rooms import Rooms
 from app.ledger.errors import HistoryPruned
@@ -56,24 +58,25 @@ class EventStream(EventSourceResponse):
         self,
         rooms: Rooms,
         who: Principal,
-        wanted: EventFilter,
+        outlook: Outlook,
         opening: Opening,
         *,
         reopen: Callable[[str], Awaitable[Opening]],
         still_may: Callable[[], Awaitable[object]],
         until_terminal: bool,
     ) -> None:
-        """`reopen`: from a snapshot, and why. `still_may`: raises where the caller's token is no
-        longer good for this."""
+        """`reopen`: from a snapshot, and why. `still_may`: raises where the caller's token, or the
+        policy, is no longer good for this."""
         self._rooms = rooms
         self._who = who
-        self._wanted = wanted
+        self._outlook = outlook
         self._opening = opening
         self._reopen = reopen
         self._still_may = still_may
         self._until_terminal = until_terminal
         now = rooms.clock.now()
         self._asked_at = now
+        self._sight_changed = False
         longest = now + timedelta(seconds=rooms.edge.stream_max_s)
         self._token_ends = who.expires_at <= longest
         self._ends_at: datetime = min(who.expires_at, longest)
@@ -109,9 +112,26 @@ class EventStream(EventSourceResponse):
             position, due, begun_from = opening.position, opening.sequence, opening
             opening = None
             while not begun_from.over:
+                why: str | None = None
                 try:
-                    events, horizon = await self._rooms.tail.after(position, self._wanted, _BATCH)
-                    fresh = [stored for stored in events if _is_new(stored, begun_from)]
+                    wanted = self._outlook.wanted
+                    events, horizon = await self._rooms.tail.after(position, wanted, _BATCH)
+                    if await self._outlook.look({stored.event.engine_id for stored in events}):
+                        self._sight_changed = True
+                        self._ask_now()
+                    if self._sight_changed:
+                        why = await self._why_over()
+                        if why is None:
+                            # Only then is it done: the database may be away for the moment.
+                            opening = await self._reopen("sight_changed")
+                            self._sight_changed = False
+                            break
+                        events = ()
+                    fresh = [
+                        stored
+                        for stored in events
+                        if self._outlook.sees(stored) and _is_new(stored, begun_from)
+                    ]
                     if self._until_terminal:
                         due = _due_after(fresh, due)
                 except HistoryPruned:
@@ -127,7 +147,7 @@ class EventStream(EventSourceResponse):
                     if self._until_terminal and stored.event.type in TERMINAL_EVENTS:
                         return
                 position = max(position, horizon)
-                why = await self._why_over()
+                why = why or await self._why_over()
                 if why is not None:
                     yield self._said(Said(ControlEvent.GOODBYE, {"reason": why}))
                     return
@@ -135,6 +155,9 @@ class EventStream(EventSourceResponse):
                     left_s = (self._ends_at - self._rooms.clock.now()).total_seconds()
                     wait_s = min(max(left_s, 0.0), self._rooms.edge.stream_look_s)
                     await self._rooms.tail.moved_past(position, wait_s)
+
+    def _ask_now(self) -> None:
+        self._asked_at -= timedelta(seconds=self._rooms.edge.stream_look_s)
 
     async def _why_over(self) -> str | None:
         now = self._rooms.clock.now()

@@ -8,6 +8,7 @@ from app.ledger.database import Database, Write
 from app.ledger.listing import page_of_audit
 from app.ledger.paging import page_of
 from app.ledger.rows import audit_of, audit_values
+from app.ledger.sights import seen_ids
 from app.ledger.tables import audit
 from app.ledger.values import AuditEntry, AuditFilter, Page, StoredAudit
 
@@ -28,9 +29,13 @@ class Audit:
         self, wanted: AuditFilter, before: int | None = None, size: int = 50
     ) -> Page[StoredAudit]:
         """Newest first; `next` is a number for `before`."""
-        query = page_of_audit(wanted, before, size)
+        postgres = self._database.postgres
 
         async def look(connection: AsyncConnection) -> Page[StoredAudit]:
+            seen = await seen_ids(connection, wanted.sight, wanted.engine_id, postgres=postgres)
+            if seen == ():
+                return Page((), None)
+            query = page_of_audit(wanted, before, size, seen)
             rows = (await connection.execute(query)).all()
             return page_of(rows, size, audit_of, lambda row: row.id)
 

@@ -6,19 +6,20 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, update
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.clock import Clock
 from app.domain.engine import Engine, HealthState, Observed, Registration
 from app.domain.errors import EngineHasOpenOperation, GenerationMismatch, UnknownEngine
 from app.domain.kinds import EngineRole
+from app.domain.selectors import Labels
 from app.ledger import audit as auditing
 from app.ledger import freezes as freezing
 from app.ledger.constraints import violations
 from app.ledger.database import Database, Write
 from app.ledger.paging import page_of
 from app.ledger.rows import engine_of, observed_values, registration_values
+from app.ledger.sights import has_label, within
 from app.ledger.tables import engines, freezes, holds_slot, is_open, observations, operations
 from app.ledger.values import AuditEntry, EngineFilter, Page
 
@@ -67,6 +68,17 @@ class Engines:
         async def look(connection: AsyncConnection) -> Page[Engine]:
             rows = (await connection.execute(query.limit(size + 1))).all()
             return page_of(rows, size, engine_of, lambda row: row.id)
+
+        return await self._database.read(look)
+
+    async def labels(self, engine_id: str | None = None) -> dict[str, Labels]:
+        """Of that engine, or of all; of removed ones too, whose history stays."""
+        query = select(engines.c.id, engines.c.labels)
+        if engine_id is not None:
+            query = query.where(engines.c.id == engine_id)
+
+        async def look(connection: AsyncConnection) -> dict[str, Labels]:
+            return {row.id: dict(row.labels) for row in await connection.execute(query)}
 
         return await self._database.read(look)
 
@@ -164,7 +176,12 @@ class Engines:
         return found
 
     def _matches(self, wanted: EngineFilter) -> list[ColumnElement[bool]]:
-        conditions = [self._has_label(name, value) for name, value in wanted.labels.items()]
+        postgres = self._database.postgres
+        conditions = [
+            has_label(name, [value], postgres=postgres) for name, value in wanted.labels.items()
+        ]
+        if not wanted.sight.unlimited:
+            conditions.append(within(wanted.sight, postgres=postgres))
         # An engine that was never read is unknown, not absent.
         if wanted.states:
             health = func.coalesce(observations.c.health, HealthState.UNKNOWN.value)
@@ -175,13 +192,6 @@ class Engines:
         if wanted.version is not None:
             conditions.append(observations.c.weight_version == wanted.version)
         return conditions
-
-    def _has_label(self, name: str, value: str) -> ColumnElement[bool]:
-        if self._database.postgres:
-            return engines.c.labels.cast(JSONB).contains({name: value})
-        # By rows and not by path, which would make the quotes in a label's name matter.
-        pairs = func.json_each(engines.c.labels).table_valued("key", "value")
-        return select(pairs.c.key).where(pairs.c.key == name, pairs.c.value == value).exists()
 
 
 def _not_newer_than(moment: datetime | None) -> ColumnElement[bool]:

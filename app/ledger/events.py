@@ -11,6 +11,7 @@ from app.ledger import positions
 from app.ledger.database import Database
 from app.ledger.errors import HistoryPruned
 from app.ledger.rows import event_of
+from app.ledger.sights import ids_within
 from app.ledger.tables import events
 from app.ledger.values import EventFilter, StoredEvent
 from app.ledger.wakes import Subscription, Wakes
@@ -59,7 +60,7 @@ class Events:
                 .where(
                     events.c.position > position,
                     events.c.position <= horizon,
-                    *_matches(wanted),
+                    *_matches(wanted, self._database.postgres),
                 )
                 .order_by(events.c.position)
                 .limit(limit)
@@ -107,10 +108,12 @@ class Events:
         return self._wakes.subscribe()
 
 
-def _matches(wanted: EventFilter) -> list[ColumnElement[bool]]:
+def _matches(wanted: EventFilter, postgres: bool) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     if wanted.engine_ids is not None:
         conditions.append(events.c.engine_id.in_(sorted(wanted.engine_ids)))
+    if not wanted.sight.unlimited:
+        conditions.append(events.c.engine_id.in_(ids_within(wanted.sight, postgres=postgres)))
     if wanted.operation_id is not None:
         conditions.append(events.c.operation_id == wanted.operation_id)
     if wanted.kinds:

@@ -13,12 +13,15 @@ Of the audit only one condition leads an index, and all others are looked at row
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Select, Table, func, select, union_all
 
 from app.domain.kinds import OperationKind, OperationState
+from app.ledger.sights import Seen
 from app.ledger.tables import audit, is_ended, is_open, operations
 from app.ledger.values import AuditFilter, OperationFilter
 
@@ -27,48 +30,73 @@ SKEW = timedelta(hours=1)
 begins at a moment to be complete."""
 
 _FIRST = datetime.min.replace(tzinfo=UTC)
+_MOST_BRANCHES = 64
+"""So many queries make one page at most; SQLite takes 500 in one."""
 
 
 def page_of_operations(
-    operation: Select[Any], wanted: OperationFilter, before: int | None, size: int
+    operation: Select[Any],
+    wanted: OperationFilter,
+    before: int | None,
+    size: int,
+    seen: Seen | None = None,
 ) -> Select[Any]:
     """Up to `size` + 1 operations with a number below `before`, newest first. `operation`: what is
-    read of each."""
+    read of each. `seen`: of these engines alone, which are some."""
     branches = _branches(wanted)
-    if before is not None:
-        branches = [[*branch, operations.c.ordinal < before] for branch in branches]
-    newest_first = operations.c.ordinal.desc()
+    if isinstance(seen, tuple):
+        apart = [branch for one in seen for branch in _branches(replace(wanted, engine_id=one))]
+        if len(apart) <= _MOST_BRANCHES:
+            branches, seen = apart, None
+    if seen is not None:
+        branches = [[*branch, operations.c.engine_id.in_(seen)] for branch in branches]
     # For a list since a moment SQLite takes the smallest index that will do, and the one of all
     # columns only where numbers and times are all that is read.
-    if len(branches) == 1 and wanted.since is None:
-        query = operation.where(*branches[0])
-        return query.order_by(newest_first).limit(size + 1)
-    parts = [
-        select(operations.c.ordinal)
-        .where(*branch)
-        .order_by(newest_first)
-        .limit(size + 1)
-        .subquery()
-        for branch in branches
-    ]
-    found = union_all(*(select(part.c.ordinal) for part in parts)).subquery()
-    newest = select(found.c.ordinal).order_by(found.c.ordinal.desc()).limit(size + 1)
-    query = operation.where(operations.c.ordinal.in_(newest))
-    return query.order_by(newest_first).limit(size + 1)
+    at_once = wanted.since is None
+    return _newest(operation, operations.c.ordinal, branches, before, size, at_once=at_once)
 
 
-def page_of_audit(wanted: AuditFilter, before: int | None, size: int) -> Select[Any]:
-    """Up to `size` + 1 entries with a number below `before`, newest first."""
-    query = select(audit)
+def page_of_audit(
+    wanted: AuditFilter, before: int | None, size: int, seen: Seen | None = None
+) -> Select[Any]:
+    """Up to `size` + 1 entries with a number below `before`, newest first; of `seen` as above."""
+    conditions: list[ColumnElement[bool]] = []
     for name in ("engine_id", "operation_id", "subject", "action"):
         value = getattr(wanted, name)
         if value is not None:
-            query = query.where(audit.c[name] == value)
+            conditions.append(audit.c[name] == value)
     if wanted.since is not None:
-        query = query.where(*_since(audit, audit.c.id, audit.c.at, wanted.since))
+        conditions += _since(audit, audit.c.id, audit.c.at, wanted.since)
+    branches = [conditions]
+    if isinstance(seen, tuple):
+        branches = [[*conditions, audit.c.engine_id == one] for one in seen]
+    elif seen is not None:
+        branches = [[*conditions, audit.c.engine_id.in_(seen)]]
+    return _newest(select(audit), audit.c.id, branches, before, size)
+
+
+def _newest(
+    row: Select[Any],
+    number: Column[int],
+    branches: Sequence[list[ColumnElement[bool]]],
+    before: int | None,
+    size: int,
+    *,
+    at_once: bool = True,
+) -> Select[Any]:
+    """`branches`: conditions of which one list has to hold; no row fits two of them. `at_once`: of
+    a single one the rows may be read where their numbers are found."""
     if before is not None:
-        query = query.where(audit.c.id < before)
-    return query.order_by(audit.c.id.desc()).limit(size + 1)
+        branches = [[*branch, number < before] for branch in branches]
+    if len(branches) == 1 and at_once:
+        return row.where(*branches[0]).order_by(number.desc()).limit(size + 1)
+    parts = [
+        select(number).where(*branch).order_by(number.desc()).limit(size + 1).subquery()
+        for branch in branches
+    ]
+    found = union_all(*(select(part.c[number.name]) for part in parts)).subquery()
+    newest = select(found.c[number.name]).order_by(found.c[number.name].desc()).limit(size + 1)
+    return row.where(number.in_(newest)).order_by(number.desc()).limit(size + 1)
 
 
 def among_open(column: Column[str], value: str) -> ColumnElement[bool]:

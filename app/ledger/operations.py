@@ -24,6 +24,7 @@ from app.ledger.listing import page_of_operations
 from app.ledger.paging import page_of
 from app.ledger.positions import append
 from app.ledger.rows import changing_values, operation_of, operation_values
+from app.ledger.sights import seen_ids
 from app.ledger.tables import (
     SLOT_STATES,
     engines,
@@ -141,9 +142,13 @@ class Operations:
         self, wanted: OperationFilter, before: int | None = None, size: int = 50
     ) -> Page[Operation]:
         """Newest first, in order of acceptance; `next` is a number for `before`."""
-        query = page_of_operations(_query(), wanted, before, size)
+        postgres = self._database.postgres
 
         async def look(connection: AsyncConnection) -> Page[Operation]:
+            seen = await seen_ids(connection, wanted.sight, wanted.engine_id, postgres=postgres)
+            if seen == ():
+                return Page((), None)
+            query = page_of_operations(_query(), wanted, before, size, seen)
             rows = (await connection.execute(query)).all()
             return page_of(rows, size, operation_of, lambda row: row.ordinal)
 

@@ -11,6 +11,7 @@ from app.domain.engine import HealthState
 from app.domain.events import EventType
 from app.domain.kinds import EngineRole, OperationKind, OperationState
 from app.domain.operation import Actor, JsonObject, Operation, OperationEvent
+from app.domain.selectors import EVERYTHING, Sight
 
 T = TypeVar("T")
 
@@ -54,7 +55,8 @@ class Page(Generic[T]):
     next: int | str | None
 
 
-# In every filter an empty field lets everything pass, and the fields are and-ed.
+# In every filter an empty field lets everything pass, and the fields are and-ed. `sight`: of these
+# engines alone.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class EngineFilter:
     states: frozenset[HealthState] = frozenset()
     roles: frozenset[EngineRole] = frozenset()
     version: str | None = None
+    sight: Sight = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,7 @@ class OperationFilter:
     states: frozenset[OperationState] = frozenset()
     subject: str | None = None
     since: datetime | None = None
+    sight: Sight = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,17 +91,20 @@ class EventFilter:
     operation_id: str | None = None
     kinds: frozenset[OperationKind] = frozenset()
     types: frozenset[EventType] = frozenset()
+    sight: Sight = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """`since`: then or later, UTC."""
+    """`since`: then or later, UTC. With a limited `sight` no entries that name no engine, or one
+    that was never registered."""
 
     engine_id: str | None = None
     operation_id: str | None = None
     subject: str | None = None
     action: str | None = None
     since: datetime | None = None
+    sight: Sight = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

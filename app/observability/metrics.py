@@ -61,6 +61,17 @@ class Metrics:
         self._streams = Gauge(
             "chadburn_streams_open", "Event streams open now.", registry=self.registry
         )
+        self._policy_reads = CounterMetric(
+            "chadburn_policy_reads",
+            "Changed policy files, by what became of them.",
+            ("outcome",),
+            registry=self.registry,
+        )
+        self._policy_refused = Gauge(
+            "chadburn_policy_refused",
+            "1 while the policy file was refused and an earlier policy stays in force.",
+            registry=self.registry,
+        )
         self._standing = _Standing()
         self.registry.register(self._standing)
 
@@ -87,16 +98,27 @@ class Metrics:
         """Engines and open operations as of now, for every scrape until the next call."""
         self._standing.families = tuple(_families(tuple(engines), tuple(open_operations)))
 
+    def policy_read(self, outcome: str, *, in_force: bool) -> None:
+        """`outcome`: loaded or refused. `in_force`: the policy is what its file says now."""
+        self._policy_reads.labels(outcome).inc()
+        self._policy_refused.set(not in_force)
+
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+    def render_for(self, engines: Iterable[Engine], open_operations: Iterable[Operation]) -> bytes:
+        """For who may not see all of the engines: all other figures, and those of these alone."""
+        return generate_latest(_Without(self.registry, self._standing)) + generate_latest(
+            _Standing(tuple(_families(tuple(engines), tuple(open_operations))))
+        )
 
 
 class _Standing(Collector):
     """Figures that are read whole from elsewhere, and swapped in one go: a scrape by another
     thread sees the old ones or the new ones, never half of both."""
 
-    def __init__(self) -> None:
-        self.families: tuple[Metric, ...] = ()
+    def __init__(self, families: tuple[Metric, ...] = ()) -> None:
+        self.families = families
 
     def collect(self) -> Iterable[Metric]:
         return self.families
@@ -149,3 +171,15 @@ def _families(
 def _is_overdue(operation: Operation) -> bool:
     warned = any(warning.reason == DEADLINE_PASSED for warning in operation.warnings)
     return warned and operation.state is OperationState.RECONCILING
+
+
+class _Without(Collector):
+    """A registry but for one of its collectors."""
+
+    def __init__(self, registry: CollectorRegistry, left_out: Collector) -> None:
+        self._registry = registry
+        self._left_out = left_out
+
+    def collect(self) -> Iterable[Metric]:
+        left_out = {family.name for family in self._left_out.collect()}
+        return (family for family in self._registry.collect() if family.name not in left_out)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from app.domain.engine import Dialect, Member, TlsNames
 from app.domain.errors import FieldFault, InvalidArgument
+from app.domain.selectors import is_engine_id, is_label_name, is_label_value
 
-_SLUG = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
-_VALUE = re.compile(r"[\x20-\x7e]{0,63}")
 _MOST_LABELS = 32
 
 
@@ -36,7 +33,7 @@ class EngineChange:
 
 
 def check_id(engine_id: str) -> None:
-    if not _SLUG.fullmatch(engine_id):
+    if not is_engine_id(engine_id):
         raise _fault("/id", "an id has 1 to 63 of a-z, 0-9 and -, and no - at either end")
 
 
@@ -44,7 +41,7 @@ def check_labels(labels: Mapping[str, str]) -> None:
     if len(labels) > _MOST_LABELS:
         raise _fault("/labels", f"an engine has at most {_MOST_LABELS} labels")
     for name, value in labels.items():
-        if not _LABEL.fullmatch(name) or not _VALUE.fullmatch(value):
+        if not is_label_name(name) or not is_label_value(value):
             raise _fault("/labels", "label names and values have at most 63 printable characters")
 
 

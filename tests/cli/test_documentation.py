@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
+from app.auth.policy.reading import read_policy
 from app.cli import app
 from app.settings import load_settings
 
@@ -49,9 +50,16 @@ def test_the_verb_and_its_options_exist(line: str) -> None:
     assert given <= known | {"--help"}
 
 
-@pytest.mark.parametrize(
-    "text", [text for page in PAGES for text in blocks(page, "toml") if "issuer" in text]
-)
+SHOWN = [text for page in PAGES for text in blocks(page, "toml") if "issuer" in text]
+RULES = "[[rules]]"
+
+
+@pytest.mark.parametrize("text", [text for text in SHOWN if RULES in text])
+def test_the_policies_shown_are_policies(text: str) -> None:
+    read_policy(text.encode())
+
+
+@pytest.mark.parametrize("text", [text for text in SHOWN if RULES not in text])
 def test_the_settings_shown_are_settings(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

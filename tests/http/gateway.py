@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -113,10 +113,12 @@ class Gateway:
             operation = await rooms.ledger.operations.record(operation, step)
         return operation.id
 
-    async def register(self, engine_id: str = ENGINE_ID, **more: Any) -> httpx2.Response:
+    async def register(
+        self, engine_id: str = ENGINE_ID, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> httpx2.Response:
         member = {"rank": 0, "admin": self.engine.address, "control": self.engine.address}
         body = {"id": engine_id, "members": [member], **more}
-        return await self.http.post("/v1/engines", json=body, headers=self.auth())
+        return await self.http.post("/v1/engines", json=body, headers=headers or self.auth())
 
 
 @asynccontextmanager
@@ -125,9 +127,11 @@ async def gateway(
     *,
     registered: bool = True,
     trust: Mapping[str, Any] = MappingProxyType({}),
+    policy: Callable[[str], str] | None = None,
     **changes: Any,
 ) -> AsyncIterator[Gateway]:
-    """`trust`: settings of its issuer; `changes`: of the gateway."""
+    """`trust`: settings of its issuer; `changes`: of the gateway. `policy`: the text of a policy
+    file for tokens of that issuer, whose `groups` then count."""
     issuing = DevIssuerSettings(
         secret="s" * 40,
         admin_audience=ADMIN,
@@ -135,6 +139,11 @@ async def gateway(
         engine_audience="urn:test:engine",
     )
     async with running(issuing) as issuer, scripted_engine() as engine:
+        if policy is not None:
+            path = data_dir.with_suffix(".policy.toml")
+            path.write_text(policy(issuer.issuer))
+            trust = {"group_claims": ("groups",), **trust}
+            changes = {"policy_file": path, **changes}
         listener = bound("127.0.0.1", 0)
         settings = Settings(
             **{
@@ -165,6 +174,7 @@ async def gateway(
         await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             starting.cancel()
+            listener.close()
             await serving
         limits = httpx2.Limits(max_connections=None)
         async with httpx2.AsyncClient(

@@ -96,7 +96,7 @@ async def test_takes_no_others_where_they_are_required(tmp_path: Path) -> None:
 
 
 async def test_a_proof_names_what_callers_see(tmp_path: Path) -> None:
-    settings = {"public_url": PUBLIC, "allowed_hosts": ("127.0.0.1",)}
+    settings: dict[str, Any] = {"public_url": PUBLIC, "allowed_hosts": ("127.0.0.1",)}
     async with gateway(
         tmp_path / "data", registered=False, trust={"dpop": "allowed"}, **settings
     ) as gate:

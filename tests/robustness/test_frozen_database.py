@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,10 @@ async def test_a_gateway_ends_with_something_to_write_and_nobody_who_takes_it(
     with running_server() as database:
         database.execute("CREATE DATABASE frozen")
         async with AsyncExitStack() as running:
-            settings = {"database_url": database.url("frozen"), "shutdown_grace_s": 1.0}
+            settings: dict[str, Any] = {
+                "database_url": database.url("frozen"),
+                "shutdown_grace_s": 1.0,
+            }
             gate = await running.enter_async_context(
                 gateway(tmp_path, registered=False, **settings)
             )

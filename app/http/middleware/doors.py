@@ -198,8 +198,10 @@ def _changes(scope: Scope) -> bool:
 
 
 def _without_port(host: str) -> str:
+    """Empty, which is nobody's name, for brackets that are not as they should be."""
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        address, closing, port = host[1:].partition("]")
+        return address if closing and (not port or port.startswith(":")) else ""
     return host.partition(":")[0] if host.count(":") <= 1 else host
 
 

@@ -9,6 +9,8 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.auth.requires import permit_of
+from app.domain.scopes import Scope
 from app.http import csv_export
 from app.http.documents.audit import AuditDocument, AuditPage
 from app.http.moments import Since
@@ -39,6 +41,7 @@ class Listing:
 
 
 async def _listing(
+    request: Request,
     engine: PlainText = None,
     operation: PlainText = None,
     principal: PlainText = None,
@@ -53,7 +56,12 @@ async def _listing(
         "since": None if since is None else since.isoformat(),
     }
     wanted = AuditFilter(
-        engine_id=engine, operation_id=operation, subject=principal, action=action, since=since
+        engine_id=engine,
+        operation_id=operation,
+        subject=principal,
+        action=action,
+        since=since,
+        sight=permit_of(request).sight(Scope.AUDIT),
     )
     return Listing(query, wanted)
 

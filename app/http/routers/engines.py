@@ -12,10 +12,13 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.auth.requires import permit_of
 from app.domain.engine import Engine, HealthState
 from app.domain.kinds import EngineRole
+from app.domain.scopes import Scope
 from app.http.bodies import ChangeEngineBody, FreezeBody, RegisterEngineBody
 from app.http.documents.engine import EngineDocument, EnginePage
+from app.http.labelling import refuse_beyond_policy, refuse_change_beyond_policy
 from app.http.paging import PageSize, PageToken, clamp, next_link, text_of, token_of
 from app.http.preconditions import expected_generation, revision_tag
 from app.http.records import caller_of
@@ -58,6 +61,7 @@ class Listing:
 
 
 async def _listing(
+    request: Request,
     label: Annotated[
         list[LabelFilter], Query(description="`name=value`; several: all of them", max_length=16)
     ] = [],  # noqa: B006 - FastAPI copies it
@@ -75,7 +79,11 @@ async def _listing(
     return Listing(
         {**query, "version": version},
         EngineFilter(
-            labels=labels, states=frozenset(state), roles=frozenset(role), version=version
+            labels=labels,
+            states=frozenset(state),
+            roles=frozenset(role),
+            version=version,
+            sight=permit_of(request).sight(Scope.READ),
         ),
     )
 
@@ -105,7 +113,9 @@ async def list_engines(
 async def register_engine(
     who: MayManageEngines, house: House, request: Request, body: RegisterEngineBody
 ) -> Response:
-    """Add an engine. Its addresses must lie within the gateway's `engine_reach`."""
+    """Add an engine. Its addresses must lie within the gateway's `engine_reach`, and it must be one
+    that the caller may manage by the gateway's policy."""
+    await refuse_beyond_policy(request, body.draft())
     caller = caller_of(request, who, body.reason)
     engine = await house.fleet.register(body.draft(), caller)
     return _engine_reply(engine, status=201, headers={"Location": f"/v1/engines/{engine.id}"})
@@ -128,8 +138,10 @@ async def change_engine(
     body: ChangeEngineBody,
     if_match: Generation = None,
 ) -> Response:
-    """Change the registration. `If-Match: "g3"` is needed."""
+    """Change the registration. `If-Match: "g3"` is needed. Under a policy other labels must neither
+    take it from the caller nor give the caller more."""
     expected = expected_generation(one_header(request, "if-match"))
+    await refuse_change_beyond_policy(request, engine, body.change(), expected)
     caller = caller_of(request, who, body.reason)
     return _engine_reply(await house.fleet.change(engine.id, body.change(), expected, caller))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Depends, Header, Query
@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.auth.principal import Principal
-from app.auth.requires import Need
+from app.auth.requires import About, Gate, Need
 from app.domain.events import EventType
 from app.domain.kinds import OperationKind
 from app.domain.scopes import Scope
@@ -24,9 +24,10 @@ from app.http.documents.event import EventPage
 from app.http.negotiation import chosen_type
 from app.http.openings import Opening, open_all, open_operation, reset_all, reset_operation
 from app.http.operation_lookup import KnownOperation
+from app.http.outlook import Outlook
 from app.http.paging import PageSize, clamp
 from app.http.replies import problems, reply
-from app.http.rooms import House, Rooms
+from app.http.rooms import House, Rooms, rooms_of
 from app.http.route import EdgeRoute, one_header
 from app.http.routers.needs import MayRead
 from app.ledger.values import EventFilter
@@ -80,7 +81,7 @@ class Reading:
     house: Rooms
     who: Principal
     request: Request
-    wanted: EventFilter
+    outlook: Outlook
     begin: Callable[[], Awaitable[Opening]]
     again: Callable[[str], Awaitable[Opening]]
     until_terminal: bool
@@ -109,6 +110,7 @@ async def watch_operation(
 ) -> Response:
     """From its first event, or from behind the cursor, to its terminal event."""
     wanted = EventFilter(operation_id=operation.id)
+    outlook = await _outlook(request, who, wanted, frozenset({operation.engine_id}))
 
     async def begin() -> Opening:
         return await open_operation(house, operation, cursor)
@@ -116,7 +118,7 @@ async def watch_operation(
     async def again(why: str) -> Opening:
         return await reset_operation(house, operation, why)
 
-    reading = Reading(house, who, request, wanted, begin, again, until_terminal=True)
+    reading = Reading(house, who, request, outlook, begin, again, until_terminal=True)
     return await _answer(reading, page_size)
 
 
@@ -130,15 +132,37 @@ async def watch_all(
     page_size: PageSize = 50,
 ) -> Response:
     """A snapshot and what comes after it, or what comes behind the cursor. Does not end."""
+    outlook = await _outlook(request, who, wanted, wanted.engine_ids)
 
     async def begin() -> Opening:
-        return await open_all(house, wanted, cursor)
+        return await open_all(house, outlook.wanted, cursor)
 
     async def again(why: str) -> Opening:
-        return await reset_all(house, wanted, why)
+        return await reset_all(house, outlook.wanted, why)
 
-    reading = Reading(house, who, request, wanted, begin, again, until_terminal=False)
+    reading = Reading(house, who, request, outlook, begin, again, until_terminal=False)
     return await _answer(reading, page_size)
+
+
+async def _outlook(
+    request: Request, who: Principal, wanted: EventFilter, about: frozenset[str] | None
+) -> Outlook:
+    """Looked through once, so that what changes from here on is noticed."""
+    gate = cast("Gate", request.state.gate)
+    roster = rooms_of(request).roster
+    outlook = Outlook(gate.policy, who, roster, wanted, Scope.READ, about=about)
+    await outlook.look()
+    return outlook
+
+
+async def _still_may(request: Request) -> None:
+    """Raises where token or policy are no longer good for it: for what it is about, if that is one
+    engine."""
+    permit = await _NEEDED.again(request)
+    about: About | None = getattr(request.state, "about", None)
+    if about is not None and not permit.unlimited:
+        labels = await rooms_of(request).ledger.engines.labels(about.engine_id)
+        permit.require_on(about.engine_id, labels.get(about.engine_id, {}), *_NEEDED.scopes)
 
 
 async def _answer(reading: Reading, page_size: int) -> Response:
@@ -146,7 +170,7 @@ async def _answer(reading: Reading, page_size: int) -> Response:
     offered = (streams.MEDIA_TYPE, "application/json")
     if chosen_type(request.headers.getlist("accept"), offered) != streams.MEDIA_TYPE:
         page = await streams.event_page(
-            house, reading.wanted, await reading.begin(), clamp(page_size), reading.again
+            house, reading.outlook.wanted, await reading.begin(), clamp(page_size), reading.again
         )
         return reply(page, headers=_next(request, page, page_size))
     streams.refuse_if_full(house, reading.who)
@@ -162,10 +186,10 @@ async def _answer(reading: Reading, page_size: int) -> Response:
     return streams.EventStream(
         house,
         reading.who,
-        reading.wanted,
+        reading.outlook,
         opening,
         reopen=again,
-        still_may=partial(_NEEDED.again, request),
+        still_may=partial(_still_may, request),
         until_terminal=reading.until_terminal,
     )
 

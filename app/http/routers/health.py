@@ -6,10 +6,12 @@ from typing import Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.responses import Response
 
-from app.auth.requires import Public
-from app.http.readiness import exposition, issuers_degraded, refuse_unless_ready
+from app.auth.requires import Public, permit_of
+from app.domain.scopes import Scope
+from app.http.readiness import exposition, is_degraded, refuse_unless_ready
 from app.http.replies import problems, reply
 from app.http.rooms import House
 from app.http.route import EdgeRoute
@@ -24,7 +26,8 @@ class LiveDocument(BaseModel):
 
 
 class ReadyDocument(BaseModel):
-    """`degraded`: tokens of some issuer can't be judged at present; all else works."""
+    """`degraded`: tokens of some issuer can't be judged at present, or a changed policy file was
+    refused and the earlier one stays in force; all else works."""
 
     status: Literal["ready", "degraded"]
 
@@ -39,10 +42,11 @@ async def healthz() -> Response:
 async def readyz(house: House) -> Response:
     """The database answers and has this release's schema."""
     await refuse_unless_ready(house)
-    return reply(ReadyDocument(status="degraded" if issuers_degraded(house) else "ready"))
+    return reply(ReadyDocument(status="degraded" if is_degraded(house) else "ready"))
 
 
 @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **problems()})
-async def metrics(who: MayRead, house: House) -> Response:
+async def metrics(who: MayRead, house: House, request: Request) -> Response:
     """For Prometheus. A listener of its own, set by `metrics_port`, takes no token."""
-    return Response(await exposition(house), media_type=CONTENT_TYPE)
+    sight = permit_of(request).sight(Scope.READ)
+    return Response(await exposition(house, sight), media_type=CONTENT_TYPE)

@@ -7,12 +7,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from app.auth.policy.rules import Grant, Permit
 from app.auth.principal import PrincipalKind
-from app.auth.requires import Public
+from app.auth.requires import Public, permit_of
 from app.domain.scopes import Scope
+from app.domain.selectors import Selector
 from app.http.refusals import NotThere
 from app.http.replies import problems, reply
 from app.http.rooms import House, Rooms
@@ -25,13 +28,61 @@ METADATA_PATH = "/.well-known/oauth-protected-resource"
 _CACHED = {"Cache-Control": "public, max-age=300"}
 
 
+class EnginesDocument(BaseModel):
+    """Which engines: those that meet all of it. Null and empty mean whatever it is."""
+
+    id: list[str] | None = Field(description="One of these")
+    labels: dict[str, list[str]] = Field(description="Has each, with one of the values")
+    without: dict[str, list[str]] = Field(description="Has none of these with one of the values")
+
+    @classmethod
+    def of(cls, selector: Selector) -> EnginesDocument:
+        return cls(
+            id=None if selector.ids is None else sorted(selector.ids),
+            labels={name: sorted(values) for name, values in sorted(selector.labels.items())},
+            without={name: sorted(values) for name, values in sorted(selector.without.items())},
+        )
+
+
+class PermissionDocument(BaseModel):
+    scopes: list[str]
+    engines: EnginesDocument
+
+
 class MeDocument(BaseModel):
     issuer: str
     subject: str
     client_id: str
     kind: PrincipalKind
-    scopes: list[str]
+    groups: list[str]
+    scopes: list[str] = Field(description="Those that are left on some engine, there or not")
+    permissions: list[PermissionDocument] = Field(
+        description="The scopes by engine. What is allowed on an engine is the union of those that "
+        "fit it"
+    )
     expires_at: datetime
+
+    @classmethod
+    def of(cls, permit: Permit) -> MeDocument:
+        who = permit.caller
+        grants = permit.grants
+        if grants is None:
+            grants = (Grant("", permit.scopes(), Selector()),)
+        return cls(
+            issuer=who.issuer,
+            subject=who.subject,
+            client_id=who.client_id,
+            kind=who.kind,
+            groups=sorted(who.groups),
+            scopes=[str(scope) for scope in sorted(permit.scopes())],
+            permissions=[
+                PermissionDocument(
+                    scopes=sorted(grant.scopes), engines=EnginesDocument.of(grant.engines)
+                )
+                for grant in grants
+            ],
+            expires_at=who.expires_at,
+        )
 
 
 class ResourceDocument(BaseModel):
@@ -55,18 +106,9 @@ def metadata_url(base_url: str) -> str:
 
 
 @router.get("/v1/me", response_model=MeDocument, responses=problems())
-async def read_me(who: MayAdminister) -> Response:
-    """The caller, as its token describes it."""
-    return reply(
-        MeDocument(
-            issuer=who.issuer,
-            subject=who.subject,
-            client_id=who.client_id,
-            kind=who.kind,
-            scopes=sorted(who.scopes),
-            expires_at=who.expires_at,
-        )
-    )
+async def read_me(who: MayAdminister, request: Request) -> Response:
+    """The caller, as its token describes it, and what the policy leaves of its scopes."""
+    return reply(MeDocument.of(permit_of(request)))
 
 
 @router.get(METADATA_PATH, response_model=ResourceDocument, dependencies=[Public])

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.auth.requires import Need
+from app.auth.requires import Need, permit_of
 from app.domain.kinds import OperationKind, OperationState
 from app.domain.operation import Operation
 from app.domain.scopes import Scope
@@ -49,6 +49,7 @@ class Listing:
 
 
 async def _listing(
+    request: Request,
     engine: PlainText = None,
     kind: Annotated[list[OperationKind], Query()] = [],  # noqa: B006 - FastAPI copies it
     state: Annotated[list[OperationState], Query()] = [],  # noqa: B006
@@ -68,6 +69,7 @@ async def _listing(
         states=frozenset(state),
         subject=principal,
         since=since,
+        sight=permit_of(request).sight(Scope.READ),
     )
     return Listing(query, wanted)
 

@@ -1,0 +1,1 @@
+"""What each caller may do on which engines, by a file: a narrowing of what tokens grant."""

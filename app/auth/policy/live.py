@@ -1,0 +1,71 @@
+"""The policy in force, read anew while the gateway runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from app.auth.policy.reading import MAX_BYTES, Fault, PolicyRefused, read_policy
+from app.auth.policy.rules import Permit, Policy
+from app.auth.principal import Principal
+
+Outcome = Literal["loaded", "refused", "unchanged"]
+
+
+class LivePolicy:
+    """What the file said when it last was whole. `path` None: there is no policy.
+
+    Whether it has changed is asked of its content: the times of a file say nothing certain, and a
+    replaced one may have the times of the old.
+    """
+
+    def __init__(self, path: Path | None, issuers: Mapping[str, bool] | None = None) -> None:
+        """Reads the file. `issuers`: as `read_policy`. Raises PolicyRefused."""
+        self._path = path
+        self._issuers = issuers
+        self._seen: bytes | None = None
+        self.policy: Policy | None = None
+        self.faults: tuple[Fault, ...] = ()
+        """Of the file as it is now; empty: it is the policy in force."""
+        if path is not None:
+            self.policy = self._read(path)
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+    def permit(self, caller: Principal) -> Permit:
+        return Permit(caller) if self.policy is None else self.policy.permit(caller)
+
+    def look(self) -> Outcome:
+        """Read the file again. One with a fault, or none, changes nothing: what was in force stays
+        so, and `faults` says why. Blocks for as long as the disk takes."""
+        if self._path is None:
+            return "unchanged"
+        seen, faults = self._seen, self.faults
+        try:
+            policy = self._read(self._path)
+        except PolicyRefused as refused:
+            self.faults = refused.faults
+            return "unchanged" if self._seen == seen and refused.faults == faults else "refused"
+        if self._seen == seen and not faults:
+            return "unchanged"
+        self.faults = ()
+        self.policy = policy
+        return "loaded"
+
+    def _read(self, path: Path) -> Policy:
+        """Raises PolicyRefused."""
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            self._seen = None
+            raise PolicyRefused([Fault("file", f"can't be read: {error.strerror}")]) from None
+        digest = hashlib.sha256(content).digest()
+        if digest == self._seen and self.policy is not None and not self.faults:
+            return self.policy
+        self._seen = digest
+        return read_policy(content, self._issuers)

@@ -1,0 +1,112 @@
+"""What the gateway would say to a call, without a gateway: from its own route table, settings and
+policy, by the code that judges there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from app.auth.policy.explaining import Explained, Named, Verdict, explain
+from app.auth.policy.rules import Policy
+from app.auth.principal import Principal
+from app.auth.requires import Need, refused_besides
+from app.auth.tokens.claims import Voucher, judge
+from app.auth.tokens.errors import ClaimInvalid, ClaimMissing, IssuerForeign
+from app.auth.tokens.issuers import IssuerConfig
+from app.auth.tokens.verifier import TokenVerifier
+from app.clock import Clock
+from app.domain.kinds import OperationKind
+from app.http.api import found_route
+from app.http.route import RouteFound
+from app.settings import Settings
+from app.startup import issuers_of, policy_of
+
+_TIMEOUT_S = 5.0
+_OF_THE_KIND = frozenset({"cancel", "settle"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """`path` as in a request, without a query. `engine_id`: of the operation, where the path names
+    one of those; `labels` None: not known. `kind`: of the operation."""
+
+    method: str
+    path: str
+    engine_id: str | None = None
+    labels: dict[str, str] | None = None
+    kind: OperationKind | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`route` None: there is nothing at the path for that method. `explained` None: the route is
+    open to all."""
+
+    route: RouteFound | None
+    explained: Explained | None
+
+
+class _NoProofs:
+    """None is shown here."""
+
+    async def first_use(self, digest: str, until: datetime) -> bool:
+        raise AssertionError(digest, until)
+
+
+async def caller_of_token(settings: Settings, token: str, clock: Clock) -> Principal:
+    """As the gateway would verify it, now; one bound to a key as if a good proof had come
+    with it. Asks the issuer, as a gateway does. Raises what `TokenVerifier.still_good` does,
+    and StartupRefused."""
+    issuers = issuers_of(settings)
+    async with httpx2.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False) as http:
+        verifier = TokenVerifier(issuers, http=http, now=clock.now, proofs=_NoProofs())
+        try:
+            return await verifier.still_good(token)
+        finally:
+            await verifier.aclose()
+
+
+def caller_of_claims(settings: Settings, claims: dict[str, Any], clock: Clock) -> Principal:
+    """Of an access token with these claims and a good signature. Asks nobody. Raises what `judge`
+    does, and StartupRefused."""
+    if "iss" not in claims:
+        raise ClaimMissing("iss")
+    issuer = claims["iss"]
+    if not isinstance(issuer, str):
+        raise ClaimInvalid("iss")
+    configs: dict[str, IssuerConfig] = {one.issuer: one for one in issuers_of(settings)}
+    if issuer not in configs:
+        raise IssuerForeign
+    return judge(configs[issuer], Voucher(typ="at+jwt"), claims, clock.now()).principal
+
+
+def policy_in(settings: Settings, file: Path | None) -> Policy | None:
+    """Of the file, or of the one that the settings name. Raises StartupRefused."""
+    if file is not None:
+        settings = settings.model_copy(update={"policy_file": file})
+    return policy_of(settings, issuers_of(settings)).policy
+
+
+def answer_to(
+    question: Question, caller: Principal, policy: Policy | None, settings: Settings
+) -> Answer:
+    route = found_route(question.method, question.path)
+    if route is None or route.need is None:
+        return Answer(route, None)
+    need = route.need
+    if route.name in _OF_THE_KIND and question.kind is not None:
+        need = Need((*need.scopes, question.kind.scope), need.person)
+    engine_id = route.params.get("engine", question.engine_id)
+    named = None if engine_id is None else Named(engine_id, question.labels)
+    found = explain(caller, policy, need.scopes, named)
+    clients_too = settings.clients_may_settle
+    if policy is not None and policy.clients_may_settle is not None:
+        clients_too = policy.clients_may_settle
+    refusal = refused_besides(need, caller, read_only=settings.read_only, clients_too=clients_too)
+    if found.verdict is not Verdict.REFUSED and refusal is not None:
+        found = Explained(Verdict.REFUSED, refusal.reason, found.needed, (), (), found.rules)
+    return Answer(route, found)
