@@ -10,6 +10,7 @@ import statistics
 import time
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from safetensors.torch import load_file
 
@@ -91,7 +92,6 @@ class _Traffic:
     def __init__(self, clients: Clients, streams: int) -> None:
         self._clients = clients
         self._streams = streams
-        self._numbers = itertools.count()
         self._calls: list[Call] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -120,7 +120,7 @@ class _Traffic:
         ]
 
     def _send(self) -> Call:
-        request = generation_pb2.GenerateRequest(request_id=f"t{next(self._numbers)}")
+        request = generation_pb2.GenerateRequest(request_id=uuid4().hex)
         request.prompt = "the captain orders the helm hard to port"
         request.stopping.max_tokens = 400
         request.stopping.ignore_eos = True
