@@ -52,7 +52,12 @@ def main() -> None:
         ["set", "client", "console", *_each("--audience", ["gateway", "console"])],
     ):  # fmt: skip
         command.main(arguments, standalone_mode=False)
-    command.main(["run", "--bind", f"fd://{wanted['descriptor']}"], standalone_mode=False)
+    # Its own way to serve starts processes that outlive this one when it is killed.
+    served = importlib.import_module("canaille").create_app()
+    serving = importlib.import_module("werkzeug.serving")
+    serving.make_server(
+        "127.0.0.1", wanted["port"], served, threaded=True, fd=wanted["descriptor"]
+    ).serve_forever()
 
 
 def _configured(wanted: dict[str, Any]) -> str:

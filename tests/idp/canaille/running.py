@@ -72,7 +72,7 @@ def _wait(issuer: str, process: subprocess.Popen[bytes], said: IO[bytes]) -> Non
     """The socket listens already, so the first request waits for the answer."""
     try:
         httpx2.get(
-            f"{issuer}/.well-known/openid-configuration", timeout=120, trust_env=False
+            f"{issuer}/.well-known/openid-configuration", timeout=280, trust_env=False
         ).raise_for_status()
     except httpx2.HTTPError as error:
         process.kill()
