@@ -3,7 +3,7 @@ policy, by the code that judges there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,13 @@ from app.startup import issuers_of, policy_of
 
 _TIMEOUT_S = 5.0
 _OF_THE_KIND = frozenset({"cancel", "settle"})
+_REGISTERING = "register_engine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """`path` as in a request, without a query. `engine_id`: of the operation, where the path names
-    one of those; `labels` None: not known. `kind`: of the operation."""
+    """`path` as in a request, without a query. `engine_id`: of the operation, or the new engine,
+    where the path does not name it; `labels` None: not known. `kind`: of the operation."""
 
     method: str
     path: str
@@ -48,6 +49,14 @@ class Answer:
 
     route: RouteFound | None
     explained: Explained | None
+
+
+def _named(route: RouteFound, question: Question) -> Named | None:
+    if "engine" in route.params:
+        return Named(route.params["engine"], question.labels)
+    if "operation" in route.params or route.name == _REGISTERING:
+        return Named(question.engine_id, question.labels)
+    return None
 
 
 class _NoProofs:
@@ -100,13 +109,13 @@ def answer_to(
     need = route.need
     if route.name in _OF_THE_KIND and question.kind is not None:
         need = Need((*need.scopes, question.kind.scope), need.person)
-    engine_id = route.params.get("engine", question.engine_id)
-    named = None if engine_id is None else Named(engine_id, question.labels)
-    found = explain(caller, policy, need.scopes, named)
+    found = explain(caller, policy, need.scopes, _named(route, question))
+    if route.name in _OF_THE_KIND and question.kind is None and found.verdict is Verdict.ALLOWED:
+        found = replace(found, verdict=Verdict.DEPENDS, reason="on the operation's kind")
     clients_too = settings.clients_may_settle
     if policy is not None and policy.clients_may_settle is not None:
         clients_too = policy.clients_may_settle
     refusal = refused_besides(need, caller, read_only=settings.read_only, clients_too=clients_too)
     if found.verdict is not Verdict.REFUSED and refusal is not None:
-        found = Explained(Verdict.REFUSED, refusal.reason, found.needed, (), (), found.rules)
+        found = replace(found, verdict=Verdict.REFUSED, reason=refusal.reason)
     return Answer(route, found)

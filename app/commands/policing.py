@@ -70,7 +70,7 @@ def explain(
         typer.Option(help="NAME=VALUE of the engine, once for each; --label '' for none at all."),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="Whose the operation is, where the path names one.")
+        str | None, typer.Option(help="Whose the operation is; or the id of a new one.")
     ] = None,
     kind: Annotated[
         OperationKind | None, typer.Option(help="Of the operation to cancel or settle.")
@@ -166,7 +166,7 @@ def _lines(found: Explained | None) -> list[str]:
 def _rule(rule: RuleFound) -> str:
     if rule.unmet:
         return f"{rule.rule!r}: not for this caller ({', '.join(rule.unmet)})"
-    takes = {"yes": "", "no": ", not this one", "perhaps": ", by its labels"}[rule.takes]
+    takes = {"yes": "", "no": ", not this one", "perhaps": ", if it is one"}[rule.takes]
     return f"{rule.rule!r}: leaves {_list(rule.leaves)} on {rule.engines}{takes}"
 
 

@@ -96,7 +96,7 @@ def test_a_call_is_explained(
 def test_labels_decide_and_are_asked_for(run: Run, folder: Path) -> None:
     who, call = claims("admin:pause", groups=["search"]), ("POST", "/v1/engines/e1/pause")
     for label, code, answer in (
-        ((), 5, "depends: on the labels of the engine"),
+        ((), 5, "depends: on which engine it is, and its labels"),
         (("--label", "team=search", "--label", "env=dev"), 0, "allowed: a rule leaves each scope"),
         (("--label", "team=ads"), 6, "refused: ENGINE_NOT_FOUND"),
         (("--label", ""), 6, "refused: ENGINE_NOT_FOUND"),
@@ -115,11 +115,23 @@ def test_an_operation_takes_the_scope_of_its_kind_and_settling_a_person(
     who = claims("admin:cancel admin:settle", groups=["search"])
     ran = explained(run, who, "POST", f"{path}/cancel", "--engine", "e1", "--kind", "pause")
     assert "missing admin:pause: the token does not grant it" in ran.out.splitlines()
-    settle = ("POST", f"{path}/settle", "--policy", "settlers.toml")
+    both = claims("admin:cancel admin:pause", groups=["search"])
+    cancel = ("POST", f"{path}/cancel")
+    which, ours = "depends: on which engine it is, and its labels", ("--label", "team=search")
+    for more, code, answer in (
+        ((), 5, which),
+        (("--kind", "pause"), 5, which),
+        (ours, 5, "depends: on the operation's kind"),
+        ((*ours, "--kind", "pause"), 0, "allowed: a rule leaves each scope"),
+    ):
+        ran = explained(run, both, *cancel, *more)
+        assert (ran.code, ran.out.splitlines()[-1]) == (code, f"answer  {answer}")
+    settle = ("POST", f"{path}/settle", "--policy", "settlers.toml", "--kind", "pause")
+    who = claims("admin:settle admin:pause")
     text = POLICY.replace('"admin:read"', '"as_granted"')
     (folder / "settlers.toml").write_text(text)
     assert explained(run, who, *settle).code == 0
-    program = claims("admin:settle", sub="console")
+    program = claims("admin:settle admin:pause", sub="console")
     ran = explained(run, program, *settle)
     assert (ran.code, ran.out.splitlines()[-1]) == (6, "answer  refused: PERSON_NEEDED")
     (folder / "settlers.toml").write_text(f"clients_may_settle = true\n{text}")

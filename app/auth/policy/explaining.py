@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from app.auth.policy.rules import Policy, Rule
@@ -18,7 +18,7 @@ class Takes(StrEnum):
     YES = "yes"
     NO = "no"
     PERHAPS = "perhaps"
-    """That hangs on labels that were not given."""
+    """That hangs on an id or labels that were not given."""
 
 
 class Verdict(StrEnum):
@@ -29,9 +29,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The engine that a call names. `labels` None: not given."""
+    """The engine that a call is about. None: not given."""
 
-    engine_id: str
+    engine_id: str | None
     labels: Labels | None = None
 
 
@@ -61,7 +61,7 @@ class Explained:
 def explain(
     caller: Principal, policy: Policy | None, needed: Iterable[Scope], named: Named | None
 ) -> Explained:
-    """`named` None: the call names no engine, and is answered with those in sight."""
+    """`named` None: the call is about no one engine, and is answered with those in sight."""
     scopes = tuple(sorted(needed))
     rules = () if policy is None else tuple(_found(rule, caller, named) for rule in policy.rules)
     lacks = tuple(scope for scope in scopes if scope not in caller.scopes)
@@ -82,7 +82,7 @@ def explain(
     if not perhaps.issuperset(scopes):
         return answer(Verdict.REFUSED, "REFUSED_BY_POLICY", set(scopes) - perhaps)
     if not surely or not surely.issuperset(scopes):
-        return answer(Verdict.DEPENDS, "on the labels of the engine", set(scopes) - surely)
+        return answer(Verdict.DEPENDS, "on which engine it is, and its labels")
     return answer(Verdict.ALLOWED, "a rule leaves each scope")
 
 
@@ -99,11 +99,18 @@ def _found(rule: Rule, caller: Principal, named: Named | None) -> RuleFound:
 def _takes(selector: Selector, named: Named | None) -> Takes:
     if named is None:
         return Takes.YES
-    if selector.ids is not None and named.engine_id not in selector.ids:
-        return Takes.NO
+    hangs = False
+    if selector.ids is not None:
+        if named.engine_id is None:
+            hangs = True
+        elif named.engine_id not in selector.ids:
+            return Takes.NO
+    by_label = replace(selector, ids=None)
     if named.labels is None:
-        return Takes.PERHAPS if selector.labels or selector.without else Takes.YES
-    return Takes.YES if selector.takes(named.engine_id, named.labels) else Takes.NO
+        hangs = hangs or not by_label.takes_all
+    elif not by_label.takes("", named.labels):
+        return Takes.NO
+    return Takes.PERHAPS if hangs else Takes.YES
 
 
 def _left(rules: Iterable[RuleFound], takes: tuple[Takes, ...]) -> frozenset[Scope]:
