@@ -84,13 +84,9 @@ async def test_no_spelling_of_a_path_lets_in_who_may_not(gate: Gateway) -> None:
         others = [scope for scope in Scope if scope not in needed.split()]
         lacking = bearer(gate.token(*others)) if needed else inference
         for how, target in written(path).items():
-            for name, sent, allowed in (
-                ("nobody", (), {400, 401, 404, 405, 421}),
-                ("lacking", (lacking,), {400, 403, 404, 405, 421}),
-            ):
-                status = await raw(gate, method, target, *sent)
-                if status not in allowed:
-                    wrong.append((method, target, how, name, status))
+            status = await raw(gate, method, target, lacking)
+            if status not in (400, 403, 404, 405, 421):
+                wrong.append((method, target, how, status))
     assert wrong == []
     assert dict(gate.engine.calls) == before
 
@@ -135,23 +131,33 @@ async def test_a_header_makes_no_other_method_of_a_request(gate: Gateway) -> Non
     assert (await gate.get("/v1/engines/e1")).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "",
-        "Host:",
-        "Host: evil.example",
-        "Host: 127.0.0.1.evil.example",
-        "Host: 127.0.0.1@evil.example",
-        "Host: evil.example:80\r\nHost: 127.0.0.1",
-        "Host: 127.0.0.1\r\nHost: evil.example",
-        "Host: 127.0.0.1, evil.example",
-        "Host: [::1",
-        "Host: %31%32%37.0.0.1",
-        "Host: evil.example\r\nX-Forwarded-Host: 127.0.0.1",
-    ],
+HOSTS = (
+    "",
+    "Host:",
+    "Host: evil.example",
+    "Host: 127.0.0.1.evil.example",
+    "Host: 127.0.0.1@evil.example",
+    "Host: evil.example:80\r\nHost: 127.0.0.1",
+    "Host: 127.0.0.1\r\nHost: evil.example",
+    "Host: 127.0.0.1, evil.example",
+    "Host: [::1",
+    "Host: [::1]x",
+    "Host: %31%32%37.0.0.1",
+    "Host: evil.example\r\nX-Forwarded-Host: 127.0.0.1",
 )
-async def test_no_other_host_is_answered(gate: Gateway, host: str) -> None:
+
+
+async def test_no_other_host_is_answered(gate: Gateway) -> None:
+    """It is looked at before the path is, so one route of each method will do."""
     everything = bearer(gate.token(*Scope))
-    for method, path, _ in routes(gate):
-        assert await raw(gate, method, path, everything, host=host) in (400, 421), (method, path)
+    one_each = {method: path for method, path, _ in routes(gate)}
+    for host in HOSTS:
+        for method, path in one_each.items():
+            assert await raw(gate, method, path, everything, host=host) in (400, 421), host
+
+
+async def test_nobody_gets_in_by_an_odd_path(gate: Gateway) -> None:
+    one_each = {method: path for method, path, _ in routes(gate)}
+    for method, path in one_each.items():
+        for how, target in written(path).items():
+            assert await raw(gate, method, target) in (400, 401, 404, 405, 421), (target, how)
