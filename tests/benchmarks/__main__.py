@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -35,16 +36,22 @@ def main() -> None:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="chadburn-bench-") as scratch:
         folder = Path(scratch)
-        figures = [
-            *_ledger(folder),
-            *_long_ledger(folder),
-            *_demo(folder / "demo"),
-            *asyncio.run(engine_orders.figures(folder)),
-            *decoding.figures(folder),
-        ]
+        figures: list[Figure] = []
+        for figure in _each(folder):
+            print(f"{figure.what}: {figure.value} ({figure.ratio})", file=sys.stderr, flush=True)
+            figures.append(figure)
     text = report(figures, load)
     REPORT.write_text(text)
     print(text)
+
+
+def _each(folder: Path) -> Iterator[Figure]:
+    """Part after part, so that whoever waits for half an hour sees what is there already."""
+    yield from _ledger(folder)
+    yield from _long_ledger(folder)
+    yield from _demo(folder / "demo")
+    yield from asyncio.run(engine_orders.figures(folder))
+    yield from decoding.figures(folder)
 
 
 def _ledger(folder: Path) -> list[Figure]:
