@@ -49,6 +49,15 @@ class DevIssuer:
             self._key = self._new_key()
         self._retired: list[RSAKey | ECKey] = []
 
+    @property
+    def key(self) -> RSAKey | ECKey:
+        """What signs now."""
+        return self._key
+
+    def now_s(self) -> float:
+        """Seconds since 1970."""
+        return self._now().timestamp()
+
     def mint(
         self,
         subject: str,
@@ -102,17 +111,11 @@ class DevIssuer:
         return dict(keys.as_dict(private=False))
 
     def metadata(self) -> dict[str, Any]:
-        """Discovery document (RFC 8414; also what OpenID Connect Discovery readers need)."""
+        """What a reader of tokens needs of the discovery document."""
         return {
             "issuer": self.issuer,
             "jwks_uri": f"{self.issuer}/jwks",
             "token_endpoint": f"{self.issuer}/token",
-            "grant_types_supported": ["client_credentials"],
-            "response_types_supported": [],
-            "token_endpoint_auth_methods_supported": [
-                "client_secret_basic",
-                "client_secret_post",
-            ],
         }
 
     def _new_key(self) -> RSAKey | ECKey:

@@ -13,15 +13,17 @@ from pathlib import Path
 
 import uvicorn
 
+from app.devidp.authority import Authority
 from app.devidp.clients import demo_clients
 from app.devidp.issuer import DevIssuer
+from app.devidp.people import demo_people
 from app.devidp.server import create_app
 
 MIN_SECRET_CHARS = 16
 WARNING = """\
 ######################################################################
   DEVELOPMENT TOKEN ISSUER at {issuer}
-  Anyone with this run's secret gets administrator tokens from it.
+  Anyone with this run's secret or code gets administrator tokens from it.
   It is for trying Chadburn on this machine. Never trust it elsewhere.
 ######################################################################"""
 
@@ -46,6 +48,8 @@ class DevIssuerSettings:
     """Where the signing key is kept between runs; None for a key of this run only."""
     algorithm: str = "ES256"
     token_ttl_s: int = 3600
+    device_interval_s: int = 5
+    """The shortest time between two questions of a device that waits for a person."""
 
     def __post_init__(self) -> None:
         if len(self.secret) < MIN_SECRET_CHARS:
@@ -73,16 +77,22 @@ async def running(settings: DevIssuerSettings) -> AsyncIterator[DevIssuer]:
             algorithm=settings.algorithm,
             data_dir=settings.data_dir,
         )
-        app = create_app(
+        authority = Authority(
             issuer,
             demo_clients(
                 admin_audience=settings.admin_audience,
                 inference_audience=settings.inference_audience,
                 engine_audience=settings.engine_audience,
             ),
+            demo_people(),
+            secret=settings.secret,
+            ttl_s=settings.token_ttl_s,
+            device_interval_s=settings.device_interval_s,
+        )
+        app = create_app(
+            authority,
             secret=settings.secret,
             hosts=[f"{host}:{port}" for host in (name, "127.0.0.1", "localhost", "[::1]")],
-            ttl_s=settings.token_ttl_s,
         )
         server = _Server(
             uvicorn.Config(
