@@ -223,6 +223,8 @@ async def _prune_operations(write: Write, until: datetime, behind: Place | None)
         events.c.operation_id == operations.c.id, events.c.sequence == operations.c.sequence
     )
     key = exists().where(idempotency_keys.c.operation_id == operations.c.id)
+    # SQLite would rather find by their state all that have ended, and then sort them.
+    over = is_ended if write.postgres else func.likely(is_ended)
     # What a key holds is looked at and passed over, so that the portion stays small however many
     # of them there are.
     candidates = (
@@ -234,7 +236,7 @@ async def _prune_operations(write: Write, until: datetime, behind: Place | None)
             func.coalesce(last.scalar_subquery(), 0).label("last"),
             key.label("held"),
         )
-        .where(is_ended, operations.c.ended_at <= until)
+        .where(over, operations.c.ended_at <= until)
         .order_by(operations.c.ended_at, operations.c.ordinal)
         .limit(OPERATIONS_AT_ONCE)
     )

@@ -128,6 +128,16 @@ async def test_the_slot_and_what_is_open_are_found_by_their_own_indexes(ledger: 
     assert any("uq_operations_engine_slot" in plan for plan in plans), plans
 
 
+@pytest.mark.parametrize("behind", [None, Place(START, 1)])
+async def test_what_is_to_be_pruned_is_found_in_the_order_of_ends(
+    ledger: Ledger, behind: Place | None
+) -> None:
+    await accept(ledger, order())
+    plans = await plans_of(ledger, lambda: ledger.pruning.operations(START, behind))
+    assert any("ix_operations_ended_at" in plan for plan in plans), plans
+    assert not any("TEMP B-TREE" in plan for plan in plans), plans
+
+
 async def test_who_waits_for_an_engine_is_found_among_its_open_ones(ledger: Ledger) -> None:
     await accept(ledger, order())
     waiting = await accept(ledger, order(), queueing=IN_ANY_CASE)
