@@ -51,7 +51,7 @@ def _each(folder: Path) -> Iterator[Figure]:
     yield from _long_ledger(folder)
     yield from _demo(folder / "demo")
     yield from asyncio.run(engine_orders.figures(folder))
-    yield from decoding.figures(folder)
+    yield from decoding.figures(folder / "decoding")
 
 
 def _ledger(folder: Path) -> list[Figure]:
