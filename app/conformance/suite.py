@@ -16,6 +16,7 @@ from app.conformance.case import Case, Lack, Need, NotApplicable, NotHeld, Verdi
 from app.conformance.client import brief
 from app.conformance.orders import Kind, name_of
 from app.conformance.report import Finding, Report
+from app.conformance.traffic import TooShort
 from app.conformance.trial import Options, Trial, opened
 from app.conformance.way_back import SomebodyElse, Unsettled
 from app.rpc.openengine.v1 import admin_pb2 as pb
@@ -98,7 +99,9 @@ async def _judge(case: Case, trial: Trial, limit: float | None) -> Finding:
         )
     try:
         async with asyncio.timeout_at(limit) as within:
-            await case.run(trial)
+            await _run(case, trial)
+    except Unsettled as unsettled:
+        return _left(case, unsettled)
     except NotHeld as failed:
         return finding(Verdict.FAIL, expected=failed.expected, seen=failed.seen)
     except NotApplicable as absent:
@@ -110,6 +113,20 @@ async def _judge(case: Case, trial: Trial, limit: float | None) -> Finding:
         seen = f"{type(error).__name__}: {brief(error)}"
         return finding(Verdict.FAIL, expected="answers that can be read", seen=seen)
     return finding(Verdict.PASS)
+
+
+_STRETCH = 6.0
+
+
+async def _run(case: Case, trial: Trial) -> None:
+    """On a machine that does other things besides, requests turn out shorter than they were
+    measured; only longer ones that end too soon as well say something of the engine."""
+    try:
+        await case.run(trial)
+    except TooShort:
+        await trial.settle()
+        with trial.traffic.stretched(_STRETCH):
+            await case.run(trial)
 
 
 _ORDERS = {

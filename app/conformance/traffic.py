@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
@@ -123,6 +123,7 @@ class Traffic:
         self._under_way: list[Generation] = []
         self._limit = 0
         self._tokens_a_second = 0.0
+        self._stretch = 1.0
 
     async def close(self) -> None:
         self.hang_up()
@@ -156,7 +157,17 @@ class Traffic:
         """So many that a request takes about that long, or as long as the engine admits."""
         if not self._tokens_a_second:
             await self._measure()
-        return min(self._limit, max(_FEWEST_TOKENS, int(self._tokens_a_second * seconds)))
+        wanted = int(self._tokens_a_second * seconds * self._stretch)
+        return min(self._limit, max(_FEWEST_TOKENS, wanted))
+
+    @contextmanager
+    def stretched(self, times: float) -> Generator[None]:
+        """All requests so many times as long as they are asked to be."""
+        self._stretch = times
+        try:
+            yield
+        finally:
+            self._stretch = 1.0
 
     async def _measure(self) -> None:
         limit = await self._longest()
@@ -195,5 +206,8 @@ class Traffic:
             generation.hang_up()
 
 
-def too_short() -> NotApplicable:
-    return NotApplicable("requests of this engine end too soon to give an order in their midst")
+class TooShort(NotApplicable):
+    """A request had ended before the order came that should have met it."""
+
+    def __init__(self) -> None:
+        super().__init__("requests of this engine end too soon to give an order in their midst")

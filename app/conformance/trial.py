@@ -20,7 +20,7 @@ from app.conformance.orders import Kind, Orders, name_of, named
 from app.conformance.placing import Places
 from app.conformance.record import Record, Refusal, Told
 from app.conformance.stock import Stock
-from app.conformance.traffic import Generation, Traffic, too_short
+from app.conformance.traffic import Generation, TooShort, Traffic
 from app.conformance.way_back import Unsettled, WayBack, why_not_begun
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import server_pb2
@@ -223,7 +223,7 @@ class Trial:
     async def draining(self, **fields: Any) -> AsyncGenerator[tuple[Stream, str, Generation]]:
         """While a drain waits for a request: its stream, its operation id, the request.
 
-        Raises NotApplicable when requests end too soon for that.
+        Raises TooShort when requests end too soon for that.
         """
         self.require_pauses(pb.PAUSE_MODE_DRAIN)
         async with self.traffic.running(LONG_S) as generation:
@@ -238,26 +238,26 @@ class Trial:
         self, deadline_ms: int, **fields: Any
     ) -> AsyncGenerator[tuple[Told, Generation]]:
         """After a drain with too little time for a request that goes on: what the drain told, and
-        the request. Raises NotApplicable when requests end too soon for that."""
+        the request. Raises TooShort when requests end too soon for that."""
         self.require_pauses(pb.PAUSE_MODE_DRAIN)
         async with self.traffic.running(LONG_S) as generation:
             drain = self.orders.pause(pb.PAUSE_MODE_DRAIN, deadline_ms=deadline_ms, **fields)
             until = asyncio.get_running_loop().time() + deadline_ms / 1000
             told = await self.client.told(drain)
             if generation.ended_at is not None and generation.ended_at < until:
-                raise too_short()
+                raise TooShort
             expect(ends_with(told, "failed"), "the drain to fail at its deadline", told)
             yield told, generation
 
     async def until_draining(self, generation: Generation) -> None:
-        """An order is taken on a moment before it begins. Raises NotApplicable when the request
+        """An order is taken on a moment before it begins. Raises TooShort when the request
         has ended meanwhile, NotHeld when admission does not become DRAINING."""
         loop = asyncio.get_running_loop()
         until = loop.time() + max(_BEGINS_S, self.patience_s / 4)
         while True:
             admission = (await self.client.profile()).state.admission
             if generation.end is not None:
-                raise too_short()
+                raise TooShort
             if admission == pb.ADMISSION_STATE_DRAINING:
                 return
             if loop.time() > until:

@@ -9,10 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
-from app.conformance.case import Case, Lack, NotApplicable, NotHeld, NotPromised, Verdict
+from app.conformance.case import Case, Lack, NotApplicable, NotHeld, NotPromised, Verdict, expect
 from app.conformance.catalogue import catalogue, chosen
 from app.conformance.hook import HookFailed
 from app.conformance.suite import run_suite
+from app.conformance.traffic import TooShort
 from app.conformance.trial import TargetRefused, Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from tests.conformance.faulty import Fault, turned_down
@@ -177,6 +178,35 @@ async def test_a_verdict_is_what_a_case_ends_with(tmp_path: Path) -> None:
         (Verdict.FAIL, None),
         (Verdict.PASS, None),
     ]
+
+
+async def meets_a_request(trial: Trial) -> None:
+    """One that is already over, unless it was asked to be long."""
+    async with trial.traffic.running(0.2) as running:
+        await asyncio.sleep(0.5)
+        if running.end is not None:
+            raise TooShort
+        expect(running.end is None, "it to go on", running)
+
+
+async def test_a_request_that_was_over_too_soon_is_tried_once_more_and_longer(
+    tmp_path: Path,
+) -> None:
+    async with paced_engine(tmp_path) as double:
+        report = await run_suite([case(meets_a_request)], options_for(double))
+    assert report.findings[0].verdict is Verdict.PASS
+
+
+async def is_always_over(trial: Trial) -> None:
+    async with trial.traffic.running(0.1) as running:
+        await running.over(20.0, "by itself")
+        raise TooShort
+
+
+async def test_a_request_that_is_over_too_soon_again_proves_nothing(tmp_path: Path) -> None:
+    async with paced_engine(tmp_path) as double:
+        report = await run_suite([case(is_always_over)], options_for(double))
+    assert report.findings[0].lack is Lack.NOT_REACHED
 
 
 async def stops_a_rank(trial: Trial) -> None:

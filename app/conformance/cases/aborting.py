@@ -6,7 +6,7 @@ from app.conformance.case import Case, Need, case, expect
 from app.conformance.client import brief
 from app.conformance.orders import named
 from app.conformance.record import Refusal
-from app.conformance.traffic import too_short
+from app.conformance.traffic import TooShort
 from app.conformance.trial import IN_THE_MIDST_S, Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import lifecycle_pb2
@@ -31,7 +31,7 @@ async def one(trial: Trial) -> None:
     seconds = IN_THE_MIDST_S * 10
     async with trial.traffic.running(seconds) as first, trial.traffic.running(seconds) as other:
         if first.end is not None:
-            raise too_short()
+            raise TooShort
         request = lifecycle_pb2.AbortRequest(request_id=first.request_id)
         await _abort(trial, request, _S.ABORT_STATUS_ABORTED)
         await first.over(trial.patience_s, "when it is aborted")
@@ -65,7 +65,7 @@ async def all_of_them(trial: Trial) -> None:
     seconds = IN_THE_MIDST_S * 10
     async with trial.traffic.running(seconds) as first, trial.traffic.running(seconds) as other:
         if first.end is not None:
-            raise too_short()
+            raise TooShort
         everything = lifecycle_pb2.AbortRequest(all_requests=lifecycle_pb2.AllRequests())
         await _abort(trial, everything, _S.ABORT_STATUS_ABORTED)
         for generation in (first, other):

@@ -12,7 +12,7 @@ import grpc
 from app.conformance.case import Case, Need, NotApplicable, NotGiven, NotHeld, case, expect
 from app.conformance.client import brief
 from app.conformance.record import Refusal
-from app.conformance.traffic import Generation, too_short
+from app.conformance.traffic import Generation, TooShort
 from app.conformance.trial import IN_THE_MIDST_S, Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import lora_pb2
@@ -192,7 +192,7 @@ async def _using(trial: Trial, seconds: float) -> AsyncGenerator[Generation]:
     """While a request runs under the adapter."""
     async with trial.traffic.running(seconds, lora=trial.prefix) as generation:
         if generation.end is not None:
-            raise too_short()
+            raise TooShort
         yield generation
 
 

@@ -9,7 +9,7 @@ import grpc
 from app.conformance.case import Case, Need, NotPromised, case, expect
 from app.conformance.client import brief, completed_of
 from app.conformance.orders import named
-from app.conformance.traffic import STILL_S, Generation, too_short
+from app.conformance.traffic import STILL_S, Generation, TooShort
 from app.conformance.trial import IN_THE_MIDST_S, Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 
@@ -97,7 +97,7 @@ async def abort(trial: Trial) -> None:
         completed = await trial.client.completed(trial.orders.pause(ABORT))
         await running.over(trial.patience_s, "with the pause")
         if running.whole:
-            raise too_short()
+            raise TooShort
         cancelled = running.end in ("CANCELLED", "DRAINING")
         expect(cancelled, "the request to be told that it was cancelled", running)
         ended = completed.pause.requests_aborted
@@ -116,7 +116,7 @@ async def keep(trial: Trial) -> None:
     async with trial.traffic.running(IN_THE_MIDST_S) as running:
         completed = await trial.client.completed(trial.orders.pause(KEEP))
         if running.end is not None:
-            raise too_short()
+            raise TooShort
         still = await running.stands_still()
         expect(still, "the request to stand still", running)
         expect(completed.pause.requests_kept == 1, "1 request kept", completed.pause.requests_kept)

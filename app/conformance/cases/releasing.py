@@ -12,7 +12,7 @@ from app.conformance.case import Case, Need, NotPromised, case, expect
 from app.conformance.cases.resources import reopened, restorable
 from app.conformance.client import brief, described, ends_with
 from app.conformance.orders import named
-from app.conformance.traffic import Generation, too_short
+from app.conformance.traffic import Generation, TooShort
 from app.conformance.trial import IN_THE_MIDST_S, LONG_S, Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import lifecycle_pb2
@@ -114,7 +114,7 @@ async def _running(
         raise NotPromised(f"the profile does not offer drain rule {name}")
     async with trial.traffic.running(seconds) as running:
         if running.end is not None:
-            raise too_short()
+            raise TooShort
         yield running, trial.orders.release(resources=[kind], content=policy, drain=rule)
 
 
@@ -152,7 +152,7 @@ async def aborts(trial: Trial) -> None:
         completed = await trial.client.completed(order)
         await running.over(trial.patience_s, "with the release")
         if running.whole:
-            raise too_short()
+            raise TooShort
         told = running.end in ("CANCELLED", "DRAINING")
         expect(told, "the request to be told that it was cancelled", running)
         ended = completed.release_resources.requests_aborted
@@ -195,7 +195,7 @@ async def discard_under_keep(trial: Trial) -> None:
     async with trial.traffic.running(LONG_S) as running:
         await trial.client.completed(trial.orders.pause(pb.PAUSE_MODE_KEEP))
         if running.end is not None:
-            raise too_short()
+            raise TooShort
         for kind in kinds:
             order = trial.orders.release(resources=[kind], content=DISCARD)
             async with trial.unchanged("a release that would discard what is frozen"):

@@ -13,7 +13,7 @@ from app.conformance.client import Stream, brief, completed_of, ends_with
 from app.conformance.orders import named
 from app.conformance.placing import Way
 from app.conformance.record import kind_of
-from app.conformance.traffic import Generation, too_short
+from app.conformance.traffic import Generation, TooShort
 from app.conformance.trial import IN_THE_MIDST_S, LONG_S, Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 
@@ -80,7 +80,7 @@ async def _in_the_midst(
     """An update that is sent while a request runs."""
     async with trial.traffic.running(seconds) as running:
         if running.end is not None:
-            raise too_short()
+            raise TooShort
         yield trial.client.send(request), running
 
 
@@ -118,7 +118,7 @@ async def abort(trial: Trial) -> None:
         completed_of(await stream.rest())
         await running.over(trial.patience_s, "with the update")
         if running.whole:
-            raise too_short()
+            raise TooShort
         told = running.end in ("CANCELLED", "DRAINING")
         expect(told, "the request to be told that it was cancelled", running)
 
