@@ -118,14 +118,14 @@ def _weights(
     try:
         if earlier.source is None:
             weights = load_part(checkpoint, layout)
+            sha256 = sha256_of(weights)
         else:
-            weights, _ = read_source(
-                earlier.source, layout, check_finite=False, proceed=lambda: None
-            )
+            found = read_source(earlier.source, layout, check_finite=False, proceed=lambda: None)
+            weights, sha256 = found.weights, found.sha256
     except CheckpointError:
         return None
     # Other bytes under the same name would be another version without anybody having said so.
-    return weights if sha256_of(weights) == earlier.sha256 else None
+    return weights if sha256 == earlier.sha256 else None
 
 
 def _device(settings: CoreSettings, rank: int) -> torch.device:

@@ -6,7 +6,9 @@ import ctypes
 import gc
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +53,50 @@ def sha256_of(tensors: Mapping[str, Tensor], proceed: Callable[[], None] = lambd
     digest = hashlib.sha256()
     for name in sorted(tensors):
         proceed()
-        tensor = tensors[name].cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        raw: Any = tensor.view(-1).view(torch.uint8).numpy()
-        digest.update(memoryview(raw))
+        _add(digest, name, tensors[name])
     return digest.hexdigest()
+
+
+def _add(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+    there = tensor.cpu().contiguous()
+    digest.update(f"{name} {there.dtype} {tuple(there.shape)}\n".encode())
+    raw: Any = there.view(-1).view(torch.uint8).numpy()
+    digest.update(memoryview(raw))
+
+
+class RunningChecksum:
+    """The checksum of :func:`sha256_of` over tensors that come one by one, computed in a thread
+    while the next ones are read: each takes about as long as the other. ``names``: of all that
+    will come. A context manager; what it has not begun when that ends is left."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._missing = deque(sorted(names))
+        self._came: dict[str, Tensor] = {}
+        self._digest = hashlib.sha256()
+        self._pool = ThreadPoolExecutor(1, "checksum")
+        self._added: list[Future[None]] = []
+
+    def __enter__(self) -> RunningChecksum:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        """It must not be written to before the checksum is there."""
+        self._came[name] = tensor
+        while self._missing and self._missing[0] in self._came:
+            following = self._missing.popleft()
+            tensor = self._came.pop(following)
+            self._added.append(self._pool.submit(_add, self._digest, following, tensor))
+
+    def hexdigest(self, proceed: Callable[[], None]) -> str:
+        """When all have come. ``proceed`` may raise to stop the waiting."""
+        assert not self._missing, self._missing
+        for added in self._added:
+            proceed()
+            added.result()
+        return self._digest.hexdigest()
 
 
 class HostCopy:

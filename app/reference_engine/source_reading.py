@@ -7,15 +7,29 @@ import math
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from app.reference_engine.change_orders import DiskSource, SharedSource
+from app.reference_engine.demanded import expected_shapes
 from app.reference_engine.errors import CheckpointFileInvalid
+from app.reference_engine.host_memory import RunningChecksum
 from app.reference_engine.sharding import Layout
 from app.reference_engine.tensor_files import DTYPES, Entry, TensorFile
 from app.reference_engine.weights import Collected
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSource:
+    """A rank's part, complete and checked. ``sha256`` as of :func:`sha256_of`. ``read`` stands for
+    the bytes that were read: equal on all ranks if and only if they read the same files in the
+    same state."""
+
+    weights: dict[str, Tensor]
+    sha256: str
+    read: str
 
 
 def read_source(
@@ -24,16 +38,16 @@ def read_source(
     *,
     check_finite: bool,
     proceed: Callable[[], None],
-) -> tuple[dict[str, Tensor], str]:
-    """The rank's part, complete and checked, and what stands for the bytes that were read: equal
-    on all ranks if and only if they read the same files in the same state.
-
-    Raises CheckpointError.
-    """
-    collected = Collected(layout, check_finite=check_finite, proceed=proceed)
+) -> ReadSource:
+    """Raises CheckpointError."""
     read = hashlib.sha256()
-    take_source(source, layout, collected, proceed, read.update)
-    return collected.complete(), read.hexdigest()
+    with RunningChecksum(expected_shapes(layout.config)) as checksum:
+        collected = Collected(
+            layout, check_finite=check_finite, proceed=proceed, taken=checksum.take
+        )
+        take_source(source, layout, collected, proceed, read.update)
+        weights = collected.complete()
+        return ReadSource(weights, checksum.hexdigest(proceed), read.hexdigest())
 
 
 def take_source(

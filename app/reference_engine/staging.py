@@ -254,17 +254,20 @@ class Staging:
         return c.PieceStaged(len(pieces))
 
     def _updated(self, change: _Change, order: c.PrepareUpdate) -> c.ChangePrepared:
+        layout, device = self._holding.bare.layout, self._holding.device
         if isinstance(order.source, c.Pieces):
             pieces = change.pieces
             assert pieces is not None
-            weights, read = pieces.complete(), change.read.hexdigest()
+            weights, read, sha256 = pieces.complete(), change.read.hexdigest(), ""
         else:
-            layout = self._holding.bare.layout
-            weights, read = read_source(
+            found = read_source(
                 order.source, layout, check_finite=order.check_finite, proceed=change.proceed
             )
-        weights = {name: part.to(self._holding.device) for name, part in weights.items()}
-        sha256 = sha256_of(weights, change.proceed)
+            weights, read, sha256 = found.weights, found.read, found.sha256
+        weights = {name: part.to(device) for name, part in weights.items()}
+        if not sha256 or device.type != "cpu":
+            # What a device holds is looked at there.
+            sha256 = sha256_of(weights, change.proceed)
         model = self._holding.bare.with_weights(weights)
         change.after = replace(change.before, model=model, sha256=sha256)
         return c.ChangePrepared(

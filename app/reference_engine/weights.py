@@ -36,7 +36,8 @@ class Collected:
     """Gathers one rank's part of a model, from whatever brings the tensors.
 
     Tensors become contiguous float32 on the CPU, checked by name, shape and type as they come.
-    ``proceed`` is called before each and may raise to stop the gathering.
+    ``proceed`` is called before each and may raise to stop the gathering; ``taken`` is told of each
+    afterwards.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class Collected:
         *,
         check_finite: bool = False,
         proceed: Callable[[], None] = lambda: None,
+        taken: Callable[[str, Tensor], None] = lambda _name, _part: None,
     ) -> None:
         self._layout = layout
         self._demanded = Demanded(layout.config)
         self._check_finite = check_finite
         self._proceed = proceed
+        self._taken = taken
         self._weights: dict[str, Tensor] = {}
 
     def take_file(self, file: TensorFile) -> None:
@@ -69,6 +72,7 @@ class Collected:
         if self._check_finite and not bool(torch.isfinite(part).all()):
             raise TensorMismatch(name, "finite", "a value that is not a finite number")
         self._weights[name] = part
+        self._taken(name, part)
 
     def __len__(self) -> int:
         return len(self._weights)
