@@ -9,6 +9,7 @@ import typer
 
 from app import __version__
 from app.commands import adapters, engines, operations, orders, profiling
+from app.commands.auditing import audit
 from app.commands.conforming import conformance
 from app.commands.continuing import continue_update
 from app.commands.database import db
@@ -16,6 +17,7 @@ from app.commands.demonstration import demo, dev_issuer
 from app.commands.ending import CommandFailed, Exit
 from app.commands.generating import generate
 from app.commands.policing import policy
+from app.commands.posture import posture
 from app.commands.reconfiguring import reconfigure
 from app.commands.serving import engine, serve
 from app.commands.tokens import token
@@ -68,8 +70,10 @@ app.command(rich_help_panel=ORDERS)(orders.restore)
 app.command(rich_help_panel=ORDERS)(update_weights)
 app.command(rich_help_panel=ORDERS)(continue_update)
 app.command(rich_help_panel=ORDERS)(reconfigure)
+app.command(rich_help_panel=SERVING)(posture)
 app.add_typer(db, name="db", rich_help_panel=SERVING)
 app.add_typer(policy, name="policy", rich_help_panel=SERVING)
+app.add_typer(audit, name="audit", rich_help_panel=SERVING)
 app.add_typer(adapters.app, name="lora", rich_help_panel=ORDERS)
 app.add_typer(profiling.app, name="profile", rich_help_panel=ORDERS)
 app.add_typer(engines.app, name="engines", rich_help_panel=LOOKING)

@@ -11,9 +11,9 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,7 +28,9 @@ from app.auth.tokens.verifier import TokenVerifier
 from app.backends.credentials import Credentials
 from app.backends.registry import Backends
 from app.clock import Clock, IdSource, SystemClock, uuid7
+from app.domain.engine import Registration
 from app.domain.events import TERMINAL_EVENTS
+from app.http.allowances import Allowances
 from app.http.api import ApiSettings, build_api
 from app.http.closing import Closing
 from app.http.policing import follow_policy
@@ -36,13 +38,13 @@ from app.http.readiness import look_at_engines
 from app.http.records import record_refused_callers
 from app.http.rooms import EdgeSettings, OpenStreams, Rooms
 from app.http.roster import Roster
-from app.http.route import refuse_undeclared
+from app.http.route import EdgeRoute, declaration_of, refuse_undeclared
 from app.http.routers.identity import metadata_url
 from app.http.server import GatewayServer, bound
 from app.http.tail import Tail
 from app.http.waiting import Waiting
 from app.ledger.ledger import Ledger
-from app.ledger.values import StoredEvent
+from app.ledger.values import EngineFilter, StoredEvent
 from app.observability.log import configure_logging, logger
 from app.observability.metrics import Metrics
 from app.observability.refused_callers import RefusedCallers
@@ -56,24 +58,23 @@ from app.operations.profiles import Profiles
 from app.operations.retention import keep_proofs_short, keep_within
 from app.operations.round_trips import RoundTrips
 from app.operations.runner import Runner
+from app.operations.sealing import Sealer
 from app.operations.sessions import Sessions
 from app.operations.settling import Settlements
+from app.posture import DOES_NOT_START, Posture, Remark, RouteNeed, posture_of
 from app.settings import Settings
 from app.startup import (
     EXIT_ADDRESS,
     StartupRefused,
-    credentials_of,
-    deadlines_of,
-    issuers_of,
+    checked,
     opened_ledger,
-    policy_of,
     prepare_data_dir,
-    reach_of,
     retention_of,
 )
 
 _HOUSEKEEPING_S = 5.0
 _KEY_FETCH_TIMEOUT_S = 5.0
+_ENGINES_AT_MOST = 1_000
 _log = logger("chadburn.main")
 
 
@@ -112,7 +113,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         refuse_undeclared(app)  # also what was added after `build_api`
-        async with _opened(settings, clock, new_id, closing, metrics, between) as state:
+        routes = tuple(_needs_of(app))
+        async with _opened(settings, clock, new_id, closing, metrics, between, routes) as state:
             yield state
 
     return build_api(
@@ -132,6 +134,18 @@ def create_app(
         new_id=new_id,
         new_trace_id=lambda: secrets.token_hex(16),
     )
+
+
+def posture_at(settings: Settings, engines: Iterable[Registration] | None = None) -> Posture:
+    """What a gateway with these settings would be open to. Starts nothing; reads the files that the
+    settings name."""
+    found = posture_of(settings, _needs_of(create_app(settings)), engines)
+    try:
+        checked(settings)
+    except StartupRefused as refused:
+        remark = Remark(DOES_NOT_START, "settings", refused.line)
+        return replace(found, warnings=(remark, *found.warnings))
+    return found
 
 
 def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> int:
@@ -187,15 +201,16 @@ async def _opened(
     closing: Closing,
     metrics: Metrics,
     between: Between,
+    routes: tuple[RouteNeed, ...],
 ) -> AsyncIterator[dict[str, Any]]:
     # What can be wrong with the settings is found before anything is opened.
-    issuers, reach = issuers_of(settings), reach_of(settings)
-    credentials, deadlines = credentials_of(settings), deadlines_of(settings)
-    policy = policy_of(settings, issuers)
+    meant = checked(settings)
+    issuers, policy = meant.issuers, meant.policy
     prepare_data_dir(settings)
     async with AsyncExitStack() as held:
         ledger = await opened_ledger(settings, clock)
         held.push_async_callback(ledger.close)
+        await _tell_posture(settings, ledger, routes)
         ledger = between.ledger(ledger)
         http = await held.enter_async_context(
             httpx2.AsyncClient(timeout=_KEY_FETCH_TIMEOUT_S, follow_redirects=False)
@@ -203,10 +218,15 @@ async def _opened(
         verifier = TokenVerifier(issuers, http=http, now=clock.now, proofs=ledger.proofs)
         bound = any(issuer.dpop is not DpopUse.OFF for issuer in issuers)
         held.push_async_callback(verifier.aclose)
-        backends = between.backends(Backends(reach, Credentials(credentials, clock), clock))
-        fleet, runner, orders, sessions = _use_cases(
-            settings, ledger, backends, clock, new_id, deadlines, between.pace
+        backends = between.backends(
+            Backends(meant.reach, Credentials(meant.credentials, clock), clock)
         )
+        # For people who look who drives an engine; the id is what tells one life from another.
+        owner = f"{socket.gethostname()}:{os.getpid()}:{new_id()}"
+        fleet, runner, orders, sessions = _use_cases(
+            settings, ledger, backends, clock, new_id, owner, meant.deadlines, between.pace
+        )
+        sealer = Sealer(ledger, owner, settings.audit_seal_s)
         tail = Tail(ledger, on_event=_counting(ledger, metrics))
         closing.tell(tail.wake)
         rooms = Rooms(
@@ -229,10 +249,17 @@ async def _opened(
             round_trips=RoundTrips(
                 most=settings.max_engine_reads, most_of_engine=settings.max_reads_per_engine
             ),
+            allowances=Allowances(
+                refusals_per_minute=settings.max_refusals_per_minute,
+                changes_per_s=settings.max_changes_per_s,
+                changes_per_s_of_address=settings.max_changes_per_s_of_address,
+            ),
             issuer_states=verifier.issuer_states,
             policy_ok=lambda: policy.ok,
             roster=Roster(ledger),
         )
+        # After all that is still written down.
+        held.push_async_callback(sealer.stop)
         await tail.start()
         held.push_async_callback(tail.stop)
         await fleet.start()
@@ -242,8 +269,9 @@ async def _opened(
         held.push_async_callback(_write_refused_callers, rooms, settings.shutdown_grace_s)
         pruning = keep_within(ledger, clock, retention_of(settings))
         proofs = keep_proofs_short(ledger, in_use=bound)
-        following = follow_policy(policy, rooms)
-        looks = (_housekeeping(rooms), pruning, proofs, following, verifier.keep_ready())
+        following = follow_policy(policy, rooms, gateway=owner)
+        keys = verifier.keep_ready()
+        looks = (_housekeeping(rooms), pruning, proofs, following, sealer.run(), keys)
         for background in looks:
             held.push_async_callback(_ended, asyncio.create_task(background))
         if settings.metrics_port is not None:
@@ -260,6 +288,23 @@ async def _opened(
             ),
             "resource_metadata": metadata_url(settings.base_url),
         }
+
+
+async def _tell_posture(settings: Settings, ledger: Ledger, routes: tuple[RouteNeed, ...]) -> None:
+    engines = (await ledger.engines.page(EngineFilter(), None, _ENGINES_AT_MOST)).items
+    found = posture_of(settings, routes, [engine.registration for engine in engines])
+    for remark in found.warnings:
+        _log.warning("posture", code=remark.code, about=remark.about, why=remark.message)
+
+
+def _needs_of(app: FastAPI) -> Iterator[RouteNeed]:
+    for route in app.routes:
+        assert isinstance(route, EdgeRoute)  # or `refuse_undeclared` would have refused it
+        declared = declaration_of(route)
+        need = None if declared is None else declared.need
+        scopes = None if need is None else tuple(scope.value for scope in need.scopes)
+        for method in sorted(route.methods or ()):
+            yield RouteNeed(method, route.path, scopes, person=need is not None and need.person)
 
 
 def _exposed(host: str, port: int, metrics: Metrics) -> Callable[[], None]:
@@ -285,12 +330,11 @@ def _use_cases(
     backends: Backends,
     clock: Clock,
     new_id: IdSource,
+    owner: str,
     deadlines: Deadlines,
     pace: Pace | None,
 ) -> tuple[Fleet, Runner, Orders, Sessions]:
     fleet = Fleet(ledger, backends, clock, observe_interval_s=settings.observe_interval_s)
-    # For people who look who drives an engine; the id is what tells one life from another.
-    owner = f"{socket.gethostname()}:{os.getpid()}:{new_id()}"
     runner = Runner(
         ledger, fleet, clock, owner=owner, pace=pace or Pace(lease_ttl_s=settings.lease_s)
     )

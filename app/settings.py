@@ -207,6 +207,8 @@ class Settings(BaseSettings):
     """How long an operation and its events are kept after its end; never shorter than its key."""
     audit_retention_days: int = Field(default=400, ge=1, le=36_525)
     """How long an entry of the audit is kept; never shorter than operations are."""
+    audit_seal_s: float = Field(default=60.0, ge=1, le=3600)
+    """How often what came to the audit is sealed."""
 
     max_body_bytes: int = Field(default=1 << 20, ge=1024, le=1 << 30)
     max_update_bytes: int = Field(default=16 << 20, ge=1024, le=1 << 30)
@@ -218,6 +220,11 @@ class Settings(BaseSettings):
     max_concurrent_requests: int = Field(default=256, ge=1)
     max_concurrent_changes: int = Field(default=192, ge=1)
     """Of the concurrent requests: those that are no reads."""
+    max_refusals_per_minute: int = Field(default=600, ge=0)
+    """401s from one address, and 403s of one caller; more get 429. 0: no limit, here and below."""
+    max_changes_per_s: int = Field(default=100, ge=0)
+    """Orders and changes of one caller, over some seconds; more get 429."""
+    max_changes_per_s_of_address: int = Field(default=400, ge=0)
     max_waiting: int = Field(default=128, ge=0)
     """Callers who wait for an operation's end."""
     max_engine_reads: int = Field(default=64, ge=1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from datetime import timedelta
-from urllib.parse import urlsplit
 
 from app.auth.policy.live import LivePolicy
 from app.auth.policy.reading import PolicyRefused
@@ -20,6 +20,7 @@ from app.auth.tokens.issuers import (
     RoleUse,
     TokenProfile,
     refuse_conflicts,
+    without_user,
 )
 from app.backends.credentials import CredentialSettings, OAuthClientSettings, TlsFiles
 from app.backends.reach import ReachPolicy
@@ -34,6 +35,7 @@ from app.ledger.errors import (
     UpgradeBusy,
 )
 from app.ledger.ledger import Ledger
+from app.ledger.target import shown
 from app.operations.deadlines import Deadlines
 from app.operations.retention import Retention
 from app.settings import CredentialSettings as CredentialSection
@@ -74,7 +76,7 @@ def issuers_of(settings: Settings) -> tuple[IssuerConfig, ...]:
 def _issuer(issuer: IssuerSettings, audience: str | None) -> IssuerConfig:
     ours = issuer.audience or audience
     if ours is None:
-        raise ValueError(f"issuer {issuer.issuer!r}: no audience is set")
+        raise ValueError(f"issuer {without_user(issuer.issuer)!r}: no audience is set")
     return IssuerConfig(
         issuer=issuer.issuer,
         audience=ours,
@@ -114,11 +116,13 @@ def _introspection(issuer: IssuerSettings) -> IntrospectionConfig | None:
         secret = asks.client_secret_file.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"issuer {issuer.issuer!r}: introspection.client_secret_file: "
+            f"issuer {without_user(issuer.issuer)!r}: introspection.client_secret_file: "
             f"cannot be read ({type(error).__name__})"
         ) from error
     if not secret:
-        raise ValueError(f"issuer {issuer.issuer!r}: introspection.client_secret_file: is empty")
+        raise ValueError(
+            f"issuer {without_user(issuer.issuer)!r}: introspection.client_secret_file: is empty"
+        )
     return IntrospectionConfig(
         client_id=asks.client_id,
         client_secret_file=asks.client_secret_file,
@@ -200,6 +204,30 @@ def retention_of(settings: Settings) -> Retention:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """What the settings mean."""
+
+    issuers: tuple[IssuerConfig, ...]
+    reach: ReachPolicy
+    credentials: dict[str, CredentialSettings]
+    deadlines: Deadlines
+    policy: LivePolicy
+
+
+def checked(settings: Settings) -> Meant:
+    """All that can be found wrong with the settings before anything is opened. Raises
+    StartupRefused."""
+    issuers = issuers_of(settings)
+    return Meant(
+        issuers,
+        reach_of(settings),
+        credentials_of(settings),
+        deadlines_of(settings),
+        policy_of(settings, issuers),
+    )
+
+
 def prepare_data_dir(settings: Settings) -> None:
     """Make the folder if it is not there, for its owner alone. Raises StartupRefused."""
     folder = settings.data_dir
@@ -220,7 +248,7 @@ def prepare_data_dir(settings: Settings) -> None:
 
 async def opened_ledger(settings: Settings, clock: Clock) -> Ledger:
     """Raises StartupRefused."""
-    where = _shown(settings.ledger_url)
+    where = shown(settings.ledger_url)
     try:
         return await Ledger.open(
             settings.ledger_url,
@@ -243,16 +271,3 @@ async def opened_ledger(settings: Settings, clock: Clock) -> Ledger:
         raise StartupRefused(f"database_url: {error.message}", EXIT_SETTINGS) from error
     except ChadburnError as error:
         raise StartupRefused(f"{where}: {error.message}", EXIT_DATABASE) from error
-
-
-def _shown(url: str) -> str:
-    """The database without what could be a secret."""
-    try:
-        parts = urlsplit(url)
-        scheme = parts.scheme.partition("+")[0]
-        if scheme == "sqlite":
-            return parts.path.removeprefix("/")
-        port = f":{parts.port}" if parts.port else ""
-        return f"{scheme}://{parts.hostname or ''}{port}{parts.path}"
-    except ValueError:
-        return "the database"

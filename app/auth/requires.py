@@ -101,6 +101,7 @@ class Need:
         Called before the body is read and again when the signature is filled in; the second
         time finds the principal in the request's own state. Nothing is kept between requests.
         Once it is known which engine the request is about, the scopes have to be left on that one.
+        `asked_scopes` there: all that were asked of the caller, for the audit.
 
         Raises TokenRefused, IssuerUnavailable, InsufficientScope, RefusedByPolicy, ReadOnly,
         PersonNeeded; UnknownEngine, where the caller has no scope on the engine.
@@ -111,6 +112,8 @@ class Need:
             known = await _caller(gate, request)
             request.state.principal = known
             request.state.permit = gate.policy.permit(known)
+        asked: tuple[Scope, ...] = getattr(request.state, "asked_scopes", ())
+        request.state.asked_scopes = tuple(dict.fromkeys((*asked, *self.scopes)))
         about: About | None = getattr(request.state, "about", None)
         if about is None:
             permit_of(request).require(*self.scopes)

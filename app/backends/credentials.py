@@ -50,6 +50,8 @@ class OAuthClientSettings:
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.token_url)
+        if parts.username is not None:
+            raise ValueError("token_url must have no user; the secret has a file of its own")
         if parts.scheme == "https" and parts.hostname:
             return
         if parts.scheme == "http" and _is_loopback(parts.hostname or ""):

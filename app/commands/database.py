@@ -51,8 +51,8 @@ def upgrade(
         except OSError as error:
             line = f"the data directory {settings.data_dir} cannot be made: {error.strerror}"
             raise CommandFailed(Exit.UNREACHABLE, line) from error
-    climb = _done(lambda: upgrade_ledger(settings.ledger_url, restored=restored))
-    ended = _done(lambda: _end_unsent(settings.ledger_url)) if restored else 0
+    climb = done(lambda: upgrade_ledger(settings.ledger_url, restored=restored))
+    ended = done(lambda: _end_unsent(settings.ledger_url)) if restored else 0
     if as_json:
         told = {"ended": ended} if restored else {}
         print(compact({"from": climb.before, "to": climb.after, **told}))
@@ -88,7 +88,7 @@ def check(config: Config = None, as_json: AsJson = False) -> None:
     from app.ledger.integrity import examine
 
     settings = settings_of(config, {})
-    found = _done(lambda: examine(settings.ledger_url, SystemClock()))
+    found = done(lambda: examine(settings.ledger_url, SystemClock()))
     if as_json:
         print(compact({**asdict(found), "sound": not found.findings}))
     else:
@@ -120,10 +120,11 @@ def prune(
     as_json: AsJson = False,
 ) -> None:
     """Delete what is kept no longer, as a running gateway does by itself, a bit at a time."""
-    from app.clock import Clock, SystemClock
+    from app.clock import Clock, SystemClock, uuid7
     from app.ledger import Ledger
     from app.ledger.pruning import Cutoffs, Run, preview
     from app.ledger.pruning import prune as prune_ledger
+    from app.ledger.sealing import seal_all
     from app.ledger.values import AuditEntry
 
     settings = settings_of(config, {})
@@ -139,6 +140,8 @@ def prune(
             return Run(await preview(settings.ledger_url, now, cutoffs))
         ledger = await Ledger.open(settings.ledger_url, clock=clock, pool_size=2)
         try:
+            # Of the audit only what is sealed goes. On PostgreSQL a running gateway may be at it.
+            await seal_all(ledger.duties, ledger.sealing, f"cli:{uuid7()}")
             done = await prune_ledger(ledger.pruning, cutoffs, tries=_TRIES)
             if done.pruned:
                 detail: dict[str, Any] = {
@@ -153,16 +156,16 @@ def prune(
         finally:
             await ledger.close()
 
-    done = _done(run)
-    pruned = done.pruned
+    outcome = done(run)
+    pruned = outcome.pruned
     if as_json:
-        print(compact({**asdict(pruned), "dry_run": dry_run, "complete": not done.elsewhere}))
+        print(compact({**asdict(pruned), "dry_run": dry_run, "complete": not outcome.elsewhere}))
     else:
         print(
             f"{'would delete' if dry_run else 'deleted'} {pruned.operations} operations with "
             f"{pruned.events} events, {pruned.keys} keys, {pruned.audit} audit entries"
         )
-    if done.elsewhere:
+    if outcome.elsewhere:
         raise CommandFailed(Exit.UNREACHABLE, "another process is pruning; the rest is left to it")
 
 
@@ -182,7 +185,7 @@ def _age_of(text: str) -> timedelta:
     return timedelta(hours=count) if found[2] == "h" else timedelta(days=count)
 
 
-def _done(act: Callable[[], Awaitable[T]]) -> T:
+def done(act: Callable[[], Awaitable[T]]) -> T:
     """What `act` gives; what it raises, as one line and a code."""
     from app.ledger.errors import LedgerInUse, SchemaBehind
 

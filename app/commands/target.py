@@ -84,6 +84,8 @@ def gateway(url: str | None, token: str | None, demo_dir: Path) -> Target:
     base = url.rstrip("/") if url else None
     if base is not None and not base.startswith(("http://", "https://")):
         raise usage("--url needs http:// or https:// in front")
+    if base is not None and "@" in base.partition("//")[2].partition("/")[0]:
+        raise usage("--url has no user or password; what lets you in is the token")
     if base is not None and token:
         return Target(base, plain(token))
     ready = read_ready(demo_dir)

@@ -145,6 +145,7 @@ class OrderCall:
             request_id=caller.request_id,
             trace_id=caller.trace_id,
             source=caller.source,
+            scopes=caller.scopes,
         )
 
     def _fingerprint(self, body: OrderBody) -> str:

@@ -24,12 +24,15 @@ from app.http.refusals import (
     HeadTooSlow,
     MalformedRequest,
     Overloaded,
+    TooManyHeaders,
 )
 from app.observability.log import logger
 from app.observability.tracing import RequestIds, enter
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers. A little more gets through where it comes in one piece."""
+"""Request line and headers. A little more gets through where it comes in one piece. So much may
+come, too, of what a body is wrapped in, between two pieces of it and behind the last."""
+MAX_HEADERS = 100
 
 _log = logger("chadburn.http")
 
@@ -54,6 +57,9 @@ class Connection(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._chunk_bytes = 0  # of a piece that begins with a head, until that is counted
+        self._headers = 0
+        self._wrapping_bytes = 0  # of a body since the last piece of it
+        self._why: EdgeRefusal | None = None
         self._idle = True
         self._timer: TimerHandle | None = None
         self._unsent_bytes = 0
@@ -88,9 +94,12 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
+        elif not self._idle:
+            self._wrapping_bytes += len(data)
         self._chunk_bytes = len(data) if self._idle else 0
         super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+        waiting = self._head_bytes if self._in_head else self._wrapping_bytes
+        if waiting > MAX_HEAD_BYTES:
             self._refuse(HeadTooLarge(MAX_HEAD_BYTES))
 
     def on_message_begin(self) -> None:
@@ -99,7 +108,21 @@ class Connection(HttpToolsProtocol):
             # What came before it in the same piece belongs to the request before.
             self._head_bytes = self._chunk_bytes or 1
         self._idle, self._chunk_bytes = False, 0
+        self._headers = self._wrapping_bytes = 0
         super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers += 1
+        if self._headers > MAX_HEADERS:
+            self._why = TooManyHeaders(MAX_HEADERS)
+            raise ValueError  # the parser stops at it, and `send_400_response` is called
+        if self._in_head:
+            super().on_header(name, value)
+        # What comes behind a body would be added to the headers of a request that is being judged.
+
+    def on_body(self, body: bytes) -> None:
+        self._wrapping_bytes = 0
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -109,12 +132,13 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._idle = True
+        self._wrapping_bytes = 0
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn's answer to what is no HTTP, as a problem like any other."""
         del msg  # its own words, in a form of its own
-        self._refuse(MalformedRequest("The request could not be read."))
+        self._refuse(self._why or MalformedRequest("The request could not be read."))
 
     def _begin_head(self) -> None:
         self._in_head, self._head_bytes = True, 0

@@ -15,6 +15,7 @@ from app.domain.errors import ChadburnError
 from app.http.problems import problem_of
 from app.http.records import record_refusal
 from app.http.refusals import MalformedRequest, MethodRefused, NotThere, SchemaViolation
+from app.http.rooms import Rooms
 from app.http.route import EdgeRoute, allowed_methods
 
 # Pydantic's own sentences for these say what is wanted and nothing of what came.
@@ -72,8 +73,10 @@ async def _refused(
 ) -> Response:
     if not isinstance(error, ChadburnError):
         raise error
-    await record_refusal(request, error)
-    return problem_of(error, request.scope, errors=errors)
+    rooms: Rooms | None = getattr(request.state, "rooms", None)
+    answer = error if rooms is None else rooms.allowances.refused(request, error)
+    await record_refusal(request, error, folded=answer is not error)
+    return problem_of(answer, request.scope, errors=errors)
 
 
 def _of_framework(request: Request, error: Exception) -> ChadburnError:

@@ -101,6 +101,25 @@ CATALOGUE: Mapping[str, Reason] = {
     ),
     "OVERLOADED": Reason("Too busy", "Too many requests are under way.", "Wait; try again."),
     "TOO_MANY_STREAMS": Reason("Too many streams", "Too many are open.", "Close some; wait."),
+    "TOO_MANY_REFUSALS": Reason(
+        "Too many calls were refused",
+        "So many calls from this address, or of this caller, were refused for their token or "
+        "their scopes that further refusals are not spelled out. What is allowed is still let in.",
+        "Correct the token or its scopes; wait for `Retry-After`.",
+    ),
+    "TOO_MANY_NEW_TOKENS": Reason(
+        "Too many new tokens",
+        "The token is one that only its issuer can judge, and it was not good here before. So many "
+        "of these, or so many refused calls, come from this address that its issuer is not asked "
+        "about it now. It is neither good nor bad.",
+        "Wait for `Retry-After`; use one token until it expires.",
+    ),
+    "TOO_MANY_CHANGES": Reason(
+        "Too many orders and changes",
+        "This caller, or all callers from this address, send orders and changes faster than the "
+        "gateway is set to take them. Nothing was done; reads are not limited so.",
+        "Send it again after `Retry-After`, an order under the same key.",
+    ),
     "TOO_MANY_ENGINE_READS": Reason(
         "Too many wait for engines",
         "The answer is the engine's own, and as many callers wait for that engine, or for engines "

@@ -14,7 +14,9 @@ from app.auth.tokens.errors import PermissionDenied, TokenRefused
 from app.clock import Clock
 from app.domain.errors import ChadburnError, Unavailable
 from app.domain.operation import Actor, JsonObject
+from app.domain.scopes import Scope
 from app.http.bodies import ENGINE_ID
+from app.http.refusals import RateLimited
 from app.http.rooms import Rooms, rooms_of
 from app.ledger.ledger import Ledger
 from app.ledger.values import AuditEntry
@@ -42,6 +44,7 @@ def caller_of(request: Request, who: Principal, note: str | None = None) -> Call
         request_id=ids.request_id,
         trace_id=ids.trace_id,
         source=request.state.source,
+        scopes=_asked_of(request),
     )
 
 
@@ -53,8 +56,9 @@ async def record_read(request: Request, who: Principal, detail: JsonObject) -> N
     )
 
 
-async def record_refusal(request: Request, error: ChadburnError) -> None:
-    """Write down a refusal of the edge. Never raises: the caller's answer is the same."""
+async def record_refusal(request: Request, error: ChadburnError, *, folded: bool = False) -> None:
+    """Write down a refusal of the edge; `folded`: only count it. Never raises: the caller's answer
+    is the same."""
     rooms: Rooms | None = getattr(request.state, "rooms", None)
     if rooms is None:
         return
@@ -62,12 +66,20 @@ async def record_refusal(request: Request, error: ChadburnError) -> None:
         rooms.metrics.caller_refused(error.reason)
         rooms.refused_callers.count(rooms.clock.now(), request.state.source, error.reason)
         return
-    denied = isinstance(error, PermissionDenied)
-    if denied:
+    denied, limited = isinstance(error, PermissionDenied), isinstance(error, RateLimited)
+    if denied or limited:
         rooms.metrics.caller_refused(error.reason)
     elif _is_read(request) or _is_handed_over(request) or isinstance(error, Unavailable):
         return
     who: Principal | None = getattr(request.state, "principal", None)
+    if folded or limited:
+        caller = None if who is None else actor_of(who)
+        source = request.state.source
+        rooms.refused_callers.count(rooms.clock.now(), source, error.reason, caller)
+        return
+    if who is None:
+        # Nothing is there: no order to anybody. A stranger does not have rows written one by one.
+        return
     outcome = "denied" if denied else "refused"
     entry = _entry(request, rooms.clock, who, outcome=outcome, reason=error.reason, detail={})
     try:
@@ -79,12 +91,13 @@ async def record_refusal(request: Request, error: ChadburnError) -> None:
 async def record_refused_callers(
     ledger: Ledger, callers: RefusedCallers, clock: Clock, *, all_of_them: bool
 ) -> None:
-    """Write the folded 401s: of the minutes that are over, or at the end all of them."""
+    """Write the folded refusals: of the minutes that are over, or at the end all of them."""
     for calls in callers.take(None if all_of_them else clock.now()):
         entry = AuditEntry(
             at=calls.minute,
-            action="authenticate",
+            action="authenticate" if calls.caller is None else "call",
             outcome="denied",
+            actor=calls.caller,
             reason=max(calls.reasons, key=lambda reason: calls.reasons[reason]),
             source=calls.source,
             detail={"calls": sum(calls.reasons.values()), "reasons": dict(calls.reasons)},
@@ -136,4 +149,10 @@ def _entry(
         trace_id=ids.trace_id,
         source=request.state.source,
         detail=detail,
+        scopes=_asked_of(request),
     )
+
+
+def _asked_of(request: Request) -> tuple[str, ...]:
+    asked: tuple[Scope, ...] = getattr(request.state, "asked_scopes", ())
+    return tuple(scope.value for scope in asked)

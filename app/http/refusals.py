@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import ClassVar
 
 from app.domain.errors import (
@@ -120,6 +121,14 @@ class HeadTooLarge(EdgeRefusal, InvalidArgument):
         super().__init__(f"Request line and headers may have {limit_bytes} bytes.")
 
 
+class TooManyHeaders(EdgeRefusal, InvalidArgument):
+    reason = "HEAD_TOO_LARGE"
+    status = 431
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"A request may have {limit} headers.")
+
+
 class HeadTooSlow(EdgeRefusal, InvalidArgument):
     reason = "REQUEST_TOO_SLOW"
     status = 408
@@ -170,6 +179,37 @@ class TooManyStreams(EdgeRefusal, ResourceExhausted):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry_after_s=5)
+
+
+class RateLimited(EdgeRefusal, ResourceExhausted):
+    """Too often, by one caller or from one address."""
+
+    status = 429
+
+
+class TooManyRefusals(RateLimited):
+    reason = "TOO_MANY_REFUSALS"
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__("Too many calls of yours were refused.", retry_after_s=ceil(wait_s))
+
+
+class TooManyNewTokens(RateLimited):
+    reason = "TOO_MANY_NEW_TOKENS"
+    retryable = True
+
+    def __init__(self, wait_s: float) -> None:
+        message = "Too many tokens that were not seen before come from your address."
+        super().__init__(message, retry_after_s=ceil(wait_s))
+
+
+class TooManyChanges(RateLimited):
+    reason = "TOO_MANY_CHANGES"
+    retryable = True
+
+    def __init__(self, wait_s: float) -> None:
+        message = "Orders and changes come too fast from you, or from your address."
+        super().__init__(message, retry_after_s=ceil(wait_s))
 
 
 class Overloaded(EdgeRefusal, Unavailable):

@@ -39,7 +39,7 @@ def operation_reply(
     )
 
 
-_FOR_TOKENS = (401, 403, 503)
+_FOR_TOKENS = (401, 403, 429, 503)
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:

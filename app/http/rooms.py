@@ -17,6 +17,7 @@ from app.auth.tokens.jwks import IssuerState
 from app.clock import Clock, IdSource
 from app.domain.engine import Engine
 from app.domain.operation import Actor
+from app.http.allowances import Allowances
 from app.http.closing import Closing
 from app.http.refusals import TooManyStreams
 from app.http.roster import Roster
@@ -111,6 +112,7 @@ class Rooms:
     streams: OpenStreams = field(default_factory=OpenStreams)
     waiting: Waiting = field(default_factory=Waiting)
     round_trips: RoundTrips = field(default_factory=RoundTrips)
+    allowances: Allowances = field(default_factory=Allowances)
 
 
 def rooms_of(request: Request) -> Rooms:

@@ -70,7 +70,8 @@ class EdgeRoute(APIRoute):
             if say is None:
                 raise UndeclaredRoute(self.name)  # never open by having been forgotten
             if say.need is not None:
-                await say.need.admit(request)
+                with rooms_of(request).allowances.judging(request):
+                    await say.need.admit(request)
             if "engine" in request.path_params:
                 engine = await _found(request, request.path_params["engine"])
                 request.state.about = About(engine.id, engine.registration.labels)

@@ -170,6 +170,10 @@ def database_errors() -> Iterator[None]:
     except (IntegrityError, DataError, ProgrammingError) as error:
         if sqlstate_of(error) == _NOT_PERMITTED:
             raise LedgerUnavailable("the database does not permit this user to do that") from error
+        if isinstance(error, ProgrammingError) and error.statement is None:
+            # Of the connection, before there was one. Its words name what stands in the URL.
+            message = "the database URL has parameters that no connection takes"
+            raise LedgerUnavailable(message) from None
         raise
     except PoolTimeout as error:
         raise _busy() from error

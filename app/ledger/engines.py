@@ -18,12 +18,23 @@ from app.ledger import freezes as freezing
 from app.ledger.constraints import violations
 from app.ledger.database import Database, Write
 from app.ledger.paging import page_of
-from app.ledger.rows import engine_of, observed_values, registration_values
+from app.ledger.rows import engine_of, observed_values, registration_of, registration_values
+from app.ledger.schema import looking
 from app.ledger.sights import has_label, within
 from app.ledger.tables import engines, freezes, holds_slot, is_open, observations, operations
 from app.ledger.values import AuditEntry, EngineFilter, Page
 
 _SLOWEST = timedelta(minutes=2)
+
+
+async def registrations(url: str) -> tuple[Registration, ...]:
+    """All that are registered, read beside whoever has the ledger.
+
+    Raises SchemaBehind, SchemaAhead, LedgerUnavailable.
+    """
+    query = select(engines).where(engines.c.removed_at.is_(None)).order_by(engines.c.id)
+    async with looking(url) as (connection, _):
+        return tuple(registration_of(row) for row in await connection.execute(query))
 
 
 class Engines:

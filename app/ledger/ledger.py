@@ -19,6 +19,7 @@ from app.ledger.database import (
     libpq_options,
     make_engine,
 )
+from app.ledger.duties import Duties
 from app.ledger.engines import Engines
 from app.ledger.errors import LedgerUnavailable
 from app.ledger.events import Events
@@ -29,6 +30,7 @@ from app.ledger.payloads import Payloads
 from app.ledger.proofs import Proofs
 from app.ledger.pruning import Pruning
 from app.ledger.schema import ReleaseSchema, bring_up, check_connection, release_schema
+from app.ledger.sealing import Sealing
 from app.ledger.stages import Stages
 from app.ledger.tables import ledger
 from app.ledger.target import LedgerFile, sole_process, target_of
@@ -59,6 +61,8 @@ class Ledger:
     freezes: Freezes
     pruning: Pruning
     proofs: Proofs
+    duties: Duties
+    sealing: Sealing
 
     def __init__(
         self,
@@ -81,6 +85,8 @@ class Ledger:
         self.freezes = Freezes(database, clock)
         self.pruning = Pruning(database, clock)
         self.proofs = Proofs(database, clock)
+        self.duties = Duties(database, clock)
+        self.sealing = Sealing(database, clock)
         self._database = database
         self._schema = schema
         self._probe = probe
@@ -155,6 +161,7 @@ class Ledger:
             else:
                 # The file's lock says that their holders are no more.
                 await opened.leases.end_all()
+                await opened.duties.end_all()
             opened._held = held.pop_all()
             return opened
 

@@ -13,6 +13,8 @@ and does not keep others from being pruned.
 Only what lies at or below the settled horizon is taken: so nothing can become visible at or below
 `pruned_to` any more, and it may serve as the horizon where no later event is left.
 
+**The audit** goes by whole seals, so that what is left can be verified; see `sealing`.
+
 Portions are bounded in rows, since on SQLite other writers wait for each. An operation with more
 events than that goes by itself. Processes that prune at once take turns, one portion each.
 """
@@ -23,7 +25,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import Row, delete, exists, func, literal, select, text, tuple_, update
@@ -35,6 +36,7 @@ from app.ledger.database import Database, Write
 from app.ledger.schema import looking
 from app.ledger.tables import (
     audit,
+    audit_seals,
     events,
     idempotency_keys,
     is_ended,
@@ -48,6 +50,7 @@ OPERATIONS_AT_ONCE = 100
 EVENTS_AT_ONCE = 1_000
 ROWS_AT_ONCE = 1_000
 """Of keys, and of the audit."""
+SEALS_AT_ONCE = 50
 
 PAUSE_S = 0.05
 """Between two portions, so that writers on SQLite are held up by one at most, and a database that
@@ -96,12 +99,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """`place`, `last_id`: where the next one begins. `more`: there may be a next one."""
+    """`place`: where the next one begins. `more`: there may be a next one."""
 
     pruned: Pruned
     more: bool
     place: Place | None = None
-    last_id: int = 0
 
 
 class Pruning:
@@ -126,9 +128,11 @@ class Pruning:
         """Those that had ended by `until`, in the order of their ends, behind a place."""
         return await self._database.write(lambda write: _prune_operations(write, until, behind))
 
-    async def audit(self, until: datetime, behind: int = 0) -> Portion | None:
-        """Entries in their order, up to the first that is younger than `until`."""
-        return await self._database.write(lambda write: _prune_audit(write, until, behind))
+    async def audit(self, until: datetime) -> Portion | None:
+        """Entries in their order and by whole seals, up to the first that has one younger than
+        `until`. What is not sealed yet stays."""
+        now = self._clock.now()
+        return await self._database.write(lambda write: _prune_audit(write, until, now))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,7 @@ def _portions(cutoffs: Cutoffs) -> tuple[_Next, ...]:
     return (
         lambda pruning, _last: pruning.keys(),
         lambda pruning, last: pruning.operations(cutoffs.operations, last and last.place),
-        lambda pruning, last: pruning.audit(cutoffs.audit, last.last_id if last else 0),
+        lambda pruning, _last: pruning.audit(cutoffs.audit),
     )
 
 
@@ -196,10 +200,10 @@ async def preview(url: str, now: datetime, cutoffs: Cutoffs) -> Pruned:
         .where(over, is_ended)
     )
     younger = select(func.min(audit.c.id)).where(audit.c.at > cutoffs.audit).scalar_subquery()
-    entries = select(func.count()).where(
-        audit.c.at <= cutoffs.audit,
-        audit.c.id < func.coalesce(younger, literal(2**63 - 1, BIG)),
+    whole = select(func.max(audit_seals.c.to_id)).where(
+        audit_seals.c.to_id < func.coalesce(younger, literal(2**63 - 1, BIG))
     )
+    entries = select(func.count()).where(audit.c.id <= func.coalesce(whole.scalar_subquery(), 0))
     async with looking(url) as (connection, _):
         count, of_events = (await connection.execute(gone)).one()
         return Pruned(
@@ -283,23 +287,43 @@ async def _delete(write: Write, ids: list[str]) -> int:
     return gone.rowcount
 
 
-async def _prune_audit(write: Write, until: datetime, behind: int) -> Portion | None:
+async def _prune_audit(write: Write, until: datetime, now: datetime) -> Portion | None:
+    """The last of the seals whose rows have gone stays: the next one follows from its digest."""
     if not await _alone(write):
         return None
     # From the beginning on and without holes, whatever the clocks of several gateways said.
     query = (
-        select(audit.c.id, audit.c.at)
-        .where(audit.c.id > behind)
-        .order_by(audit.c.id)
-        .limit(ROWS_AT_ONCE)
+        select(audit_seals.c.number, audit_seals.c.from_id, audit_seals.c.to_id)
+        .add_columns(audit_seals.c.row_count)
+        # Along the key: at most the first of them is pruned.
+        .where(audit_seals.c.number > 0, audit_seals.c.pruned_at.is_(None))
+        .order_by(audit_seals.c.number)
+        .limit(SEALS_AT_ONCE)
     )
-    rows = (await write.connection.execute(query)).all()
-    old = [row.id for row in takewhile(lambda row: row.at <= until, rows)]
-    if old:
-        # By number: what another transaction commits in between with a lower one stays.
-        await write.connection.execute(delete(audit).where(audit.c.id.in_(old)))
-    return Portion(
-        Pruned(audit=len(old)),
-        more=len(old) == ROWS_AT_ONCE,
-        last_id=old[-1] if old else behind,
-    )
+    seals = (await write.connection.execute(query)).all()
+    gone: list[Row[Any]] = []
+    for seal in seals:
+        if gone and sum(one.row_count for one in gone) + seal.row_count > ROWS_AT_ONCE:
+            break
+        within = audit.c.id.between(seal.from_id, seal.to_id)
+        youngest = select(func.max(audit.c.at)).where(within)
+        at = (await write.connection.execute(youngest)).scalar_one()
+        if at is not None and at > until:
+            return await _prune_sealed(write, gone, now, more=False)
+        gone.append(seal)
+    more = len(gone) < len(seals) or len(seals) == SEALS_AT_ONCE
+    return await _prune_sealed(write, gone, now, more=more)
+
+
+async def _prune_sealed(
+    write: Write, seals: list[Row[Any]], now: datetime, *, more: bool
+) -> Portion:
+    if not seals:
+        return Portion(Pruned(), more=False)
+    first, last = seals[0], seals[-1]
+    rows = delete(audit).where(audit.c.id.between(first.from_id, last.to_id))
+    count = (await write.connection.execute(rows)).rowcount
+    anchor = update(audit_seals).where(audit_seals.c.number == last.number)
+    await write.connection.execute(anchor.values(pruned_at=now, marks=""))
+    await write.connection.execute(delete(audit_seals).where(audit_seals.c.number < last.number))
+    return Portion(Pruned(audit=count), more=more)

@@ -152,6 +152,7 @@ def audit_values(entry: AuditEntry) -> Values:
         "trace_id": entry.trace_id,
         "source": entry.source,
         "detail": json_object(entry.detail),
+        "scopes": " ".join(entry.scopes) or None,
     }
 
 
@@ -170,6 +171,7 @@ def audit_of(row: Row[Any]) -> StoredAudit:
         trace_id=row.trace_id,
         source=row.source,
         detail=row.detail,
+        scopes=tuple((row.scopes or "").split()),
     )
     return StoredAudit(row.id, entry)
 
@@ -203,10 +205,8 @@ def observed_values(observed: Observed) -> Values:
     }
 
 
-def engine_of(row: Row[Any]) -> Engine:
-    """A row of `engines` joined with its observation, the id of its open exclusive operation
-    (`running_operation`) and its freeze; each may be missing."""
-    registration = Registration(
+def registration_of(row: Row[Any]) -> Registration:
+    return Registration(
         id=row.id,
         dialect=Dialect(row.dialect),
         members=read_each(Member, row.members),
@@ -216,6 +216,12 @@ def engine_of(row: Row[Any]) -> Engine:
         created_at=row.created_at,
         updated_at=row.updated_at,
     )
+
+
+def engine_of(row: Row[Any]) -> Engine:
+    """A row of `engines` joined with its observation, the id of its open exclusive operation
+    (`running_operation`) and its freeze; each may be missing."""
+    registration = registration_of(row)
     freeze = None if row.freeze_until is None else freeze_of(row)
     if row.health is None:
         return Engine(registration, Observed(), row.running_operation, freeze)

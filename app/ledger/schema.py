@@ -31,7 +31,7 @@ from app.ledger.database import database_errors, for_writing, make_engine
 from app.ledger.errors import SchemaAhead, SchemaBehind, UpgradeBusy
 from app.ledger.target import Target, sole_process, target_of
 
-NEEDS = "0008"
+NEEDS = "0010"
 """The oldest revision that this release works on. A migration whose tables or columns the program
 names in its statements raises it."""
 

@@ -318,6 +318,7 @@ audit = Table(
     Column("trace_id", Words),
     Column("source", Words),
     Column("detail", JSON_DOCUMENT, nullable=False),
+    Column("scopes", Words),
     CheckConstraint(
         "(issuer IS NULL) = (subject IS NULL) AND (issuer IS NULL) = (client_id IS NULL)",
         name="actor",
@@ -343,6 +344,36 @@ leases = Table(
     "leases",
     metadata,
     Column("engine_id", Words, ForeignKey("engines.id"), primary_key=True),
+    Column("owner", Words, nullable=False),
+    Column("fence", BIG, nullable=False),
+    Column("expires_at", UtcTime, nullable=False),
+    CheckConstraint("fence >= 1", name="fence"),
+)
+
+# A chain: each seal names the digest of the one before, which no two can.
+audit_seals = Table(
+    "audit_seals",
+    metadata,
+    Column("number", BIG, primary_key=True, autoincrement=False),
+    Column("from_id", BIG, nullable=False),
+    Column("to_id", BIG, nullable=False),
+    Column("row_count", BIG, nullable=False),
+    Column("form", BIG, nullable=False),
+    Column("previous", Words, nullable=False),
+    Column("digest", Words, nullable=False),
+    Column("sealed_at", UtcTime, nullable=False),
+    Column("fence", BIG, nullable=False),
+    Column("pruned_at", UtcTime),
+    Column("marks", Words, nullable=False),
+    UniqueConstraint("previous"),
+    UniqueConstraint("digest"),
+    CheckConstraint("number >= 1 AND from_id <= to_id AND row_count >= 1", name="extent"),
+)
+
+duties = Table(
+    "duties",
+    metadata,
+    Column("name", Words, primary_key=True),
     Column("owner", Words, nullable=False),
     Column("fence", BIG, nullable=False),
     Column("expires_at", UtcTime, nullable=False),

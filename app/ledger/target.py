@@ -48,7 +48,7 @@ def target_of(url: str) -> Target:
     """Raises InvalidArgument for what is neither a SQLite file nor PostgreSQL."""
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
         raise InvalidArgument("the database URL cannot be read") from error
     if parsed.drivername in ("postgresql", "postgresql+psycopg"):
         return Target(parsed.set(drivername="postgresql+psycopg"), None)
@@ -63,6 +63,19 @@ def target_of(url: str) -> Target:
     # Two ways to one file must end at the same lock.
     path = Path(os.path.realpath(name))
     return Target(parsed.set(drivername="sqlite+aiosqlite", database=str(path)), path)
+
+
+def shown(url: str) -> str:
+    """The database without what may be a secret: user, password and parameters."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return "the database"
+    if parsed.drivername.startswith("sqlite"):
+        return parsed.database or "the database"
+    port = f":{parsed.port}" if parsed.port else ""
+    scheme = parsed.drivername.partition("+")[0]
+    return f"{scheme}://{parsed.host or ''}{port}/{parsed.database or ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,8 @@ class AuditEntry:
 
     `action`: what was asked for (`pause`, `cancel`, `register_engine`, …). `outcome`: `accepted`,
     `refused`, or how it ended. `reason`: the code of a refusal or failure. `note`: the caller's
-    own words. `source`: the network address of the caller. `at` is UTC.
+    own words. `source`: the network address of the caller. `at` is UTC. `scopes`: those the call
+    takes, whether the caller had them or not.
     """
 
     at: datetime
@@ -128,6 +129,7 @@ class AuditEntry:
     trace_id: str | None = None
     source: str | None = None
     detail: JsonObject = field(default_factory=dict)
+    scopes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +152,39 @@ class Lease:
     owner: str
     fence: int
     expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """What one process at a time does for all of them, until `expires_at` (UTC). `fence` as that of
+    a lease."""
+
+    name: str
+    owner: str
+    fence: int
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal:
+    """Says of the audit's rows from `from_id` to `to_id` what they were when it was made.
+
+    `number`: 1, 2, 3 … without a gap. `from_id` follows the `to_id` of the seal before, so that no
+    row lies between two seals. `previous`: the digest of that seal. `digest`: SHA-256, hex, over
+    all of this but itself, `pruned_at` and `marks`, and over the rows. `fence`: of the duty under
+    which it was made. `pruned_at`: its rows are kept no longer; the last such seal stays, as what
+    the chain hangs from. `marks`: of each row its id and the beginning of a digest of its own, to
+    find which one it is when the digest of all does not agree.
+    """
+
+    number: int
+    from_id: int
+    to_id: int
+    row_count: int
+    form: int
+    previous: str
+    digest: str
+    sealed_at: datetime
+    fence: int
+    pruned_at: datetime | None = None
+    marks: str = ""

@@ -43,6 +43,7 @@ def entry_of(
         trace_id=caller.trace_id,
         source=caller.source,
         detail=detail or {},
+        scopes=caller.scopes,
     )
 
 
@@ -59,6 +60,7 @@ def end_entry(operation: Operation, at: datetime) -> AuditEntry:
         reason=None if operation.error is None else operation.error.reason,
         trace_id=operation.trace_id,
         detail={"verification": settled.value} if operation.verification is settled else {},
+        scopes=(operation.kind.scope.value,),
     )
 
 

@@ -9,10 +9,12 @@ from app.domain.operation import Actor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """`note`: the caller's own words (`reason` in a body). `source`: network address."""
+    """`note`: the caller's own words (`reason` in a body). `source`: network address. `scopes`:
+    those that were asked of the caller."""
 
     actor: Actor | None = None
     note: str | None = None
     request_id: str | None = None
     trace_id: str | None = None
     source: str | None = None
+    scopes: tuple[str, ...] = ()

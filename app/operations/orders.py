@@ -69,6 +69,7 @@ class OrderRequest:
     request_id: str | None = None
     trace_id: str | None = None
     source: str | None = None
+    scopes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,7 @@ class Orders:
             request_id=request.request_id,
             trace_id=request.trace_id,
             source=request.source,
+            scopes=request.scopes,
         )
         kind = request.command.kind
         async with refusals_audited(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.http.connection import MAX_HEAD_BYTES
+from app.http.connection import MAX_HEAD_BYTES, MAX_HEADERS
 from tests.http.gateway import Gateway, gateway
 from tests.http.test_problems import MEMBERS
 
@@ -76,6 +76,35 @@ async def test_a_head_over_the_limit_is_refused(gate: Gateway) -> None:
             # No more than is over the limit: what nobody reads would cost us the answer.
             found = problem_in(await said_to(gate, sent[: MAX_HEAD_BYTES + 1], first=first))
             assert (found["status"], found["reason"]) == (431, "HEAD_TOO_LARGE")
+
+
+async def test_headers_are_counted(gate: Gateway) -> None:
+    """Also those behind a body, which are added to nothing."""
+    for first in (b"", GET + b"\r\n"):
+        found = problem_in(await said_to(gate, GET + b"A: b\r\n" * (MAX_HEADERS + 1), first=first))
+        assert (found["status"], found["reason"]) == (431, "HEAD_TOO_LARGE")
+    fitting = b"A: b\r\n" * (MAX_HEADERS - 2) + b"Connection: close\r\n\r\n"
+    assert (await said_to(gate, GET + fitting)).startswith(b"HTTP/1.1 200 ")
+
+    head = b"POST /v1/engines/e1/pause HTTP/1.1\r\nHost: localhost\r\n"
+    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"
+    answer = await said_to(gate, chunked + b"Authorization: Bearer x\r\n" * (MAX_HEADERS + 1))
+    assert b"TOKEN_MISSING" in answer or b"HEAD_TOO_LARGE" in answer
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"1\r\n{\r\n0\r\nX: ", b"1;", b"1\r\n{\r\n0\r\n"],
+    ids=["a trailer", "a chunk's extension", "trailers"],
+)
+async def test_what_a_body_is_wrapped_in_has_an_end(gate: Gateway, begun: bytes) -> None:
+    head = b"POST /v1/engines/e1/pause HTTP/1.1\r\nHost: localhost\r\n"
+    _, writer = await asyncio.open_connection("127.0.0.1", gate.port)
+    writer.write(head + b"Transfer-Encoding: chunked\r\n\r\n" + begun)
+    piece = b"X: y\r\n" * 1_000 if begun.endswith(b"\n") else b"a" * 100_000
+    with pytest.raises(ConnectionError):
+        await _pour(writer, piece, 1_000)
+    writer.close()
 
 
 async def test_a_head_without_end_is_not_kept(gate: Gateway) -> None:

@@ -116,6 +116,15 @@ def test_a_record_that_cannot_be_written_is_not_told_at_length(
     assert capfd.readouterr() == ("", "")
 
 
+async def test_a_stranger_has_no_rows_written(gate: Gateway) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        assert (await gate.http.request(method, "/v1/nothing")).status_code == 404
+    assert (await gate.http.post("/healthz")).status_code == 405
+    rows = (await gate.get("/v1/audit")).json()["items"]
+    assert "unmatched" not in {row["action"] for row in rows}
+    assert all(row["principal"] for row in rows)
+
+
 async def test_refused_callers_are_one_row_an_address_and_minute(gate: Gateway) -> None:
     for _ in range(5):
         await gate.http.get("/v1/engines")

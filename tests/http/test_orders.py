@@ -229,6 +229,7 @@ async def test_every_order_and_refusal_stands_in_the_audit(gate: Gateway) -> Non
         ("flush_caches", "refused", "REVISION_MISMATCH"),
         ("pause", "denied", "INSUFFICIENT_SCOPE"),
     ]
+    assert [row["scopes"] for row in rows] == [["admin:pause"], *[["admin:cache"]] * 4]
     accepted = rows[-1]
     assert accepted["operation"] == done.json()["id"]
     assert accepted["note"] == "new corpus"

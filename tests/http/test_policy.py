@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import hashlib
 import io
 import os
 from collections.abc import AsyncIterator
@@ -324,6 +325,25 @@ async def test_a_broken_file_changes_nothing_but_what_is_said_of_it(ruled: Gatew
     replace_policy(ruled, good)
     assert await ready_says(ruled, "ready")
     assert "chadburn_policy_refused 0.0" in (await ruled.get("/metrics")).text
+    entries = await entries_of(ruled, "load_policy", 3)
+    assert [entry["outcome"] for entry in entries] == ["accepted", "refused", "accepted"]
+    whole, broken, first = (entry["detail"] for entry in entries)
+    assert whole["sha256"] == first["sha256"] == hashlib.sha256(good.encode()).hexdigest()
+    assert broken["sha256"] != whole["sha256"]
+    assert entries[1]["reason"] == "POLICY_REFUSED"
+    assert [fault.partition(":")[0] for fault in broken["faults"]] == ["rules[2].scopes[1]"]
+    assert whole["gateway"] == first["gateway"]
+
+
+async def entries_of(gate: Gateway, action: str, count: int) -> list[dict[str, Any]]:
+    """Newest first, once there are so many."""
+    async with asyncio.timeout(60):
+        while True:
+            answer = await gate.get(f"/v1/audit?action={action}")
+            items: list[dict[str, Any]] = answer.json()["items"]
+            if len(items) >= count:
+                return items
+            await asyncio.sleep(0.1)
 
 
 async def ready_says(gate: Gateway, status: str) -> bool:

@@ -16,6 +16,7 @@ from app.ledger import pruning as bounds
 from app.ledger.database import Write
 from app.ledger.errors import HistoryPruned
 from app.ledger.pruning import Place, Pruned, preview, prune
+from app.ledger.sealing import seal_all
 from app.ledger.values import AuditFilter, EventFilter
 from app.operations.retention import Retention
 from tests.ledger.samples import (
@@ -60,6 +61,10 @@ async def pruned(ledger: Ledger, clock: SetClock, retention: Retention = MONTH) 
     done = await prune(ledger.pruning, retention.cutoffs(clock), pause_s=0)
     assert not done.elsewhere
     return done.pruned
+
+
+async def sealed(ledger: Ledger) -> None:
+    await seal_all(ledger.duties, ledger.sealing, "a test")
 
 
 async def test_what_has_been_over_for_long_enough_goes_and_nothing_else(
@@ -193,9 +198,11 @@ async def test_the_audit_has_an_age_of_its_own_and_goes_from_its_beginning(
 ) -> None:
     ages = Retention(timedelta(days=30), timedelta(days=60))
     gone = await ended(registered, clock)
+    await sealed(registered)
     await registered.audit.append(entry("pause", "refused", at=START + timedelta(days=2)))
     # A gateway whose clock is behind: older, and after a younger one.
     await registered.audit.append(entry("resume", "refused", at=START + timedelta(days=1)))
+    await sealed(registered)
     clock.advance(days=30)
     assert await pruned(registered, clock, ages) == Pruned(operations=1, events=3)
     told = (await registered.audit.page(AuditFilter())).items

@@ -107,7 +107,7 @@ async def test_no_hot_path_reads_a_whole_table(ledger: Ledger) -> None:
         "lease": lambda: ledger.leases.acquire("e1", "a", 1),
         "keys": lambda: ledger.pruning.keys(),
         "prune": lambda: ledger.pruning.operations(START, Place(START, 1)),
-        "prune the audit": lambda: ledger.pruning.audit(START, 1),
+        "prune the audit": lambda: ledger.pruning.audit(START),
     }
     # One row, and no more.
     allowed = "SCAN ledger"

@@ -20,6 +20,7 @@ from app.devidp.issuer import DevIssuer
 from app.devidp.running import DevIssuerSettings, running
 from app.domain.scopes import Scope
 from app.ledger import Ledger
+from app.ledger.chain import verify
 from tests.e2e.processes import POLL_S
 from tests.robustness import breaking_gateway, counting_engine
 from tests.robustness.check import hold
@@ -149,6 +150,7 @@ class Bed:
             await write_ledger(self.recorder, ledger)
         finally:
             await ledger.close()
+        assert (await verify(self.database_url)).broken is None, "the audit's chain"
         assert self.clients.trouble == []
         return hold(self.recorder.path)
 
@@ -198,6 +200,7 @@ data_dir = {json.dumps(str(folder / "gateway"))}
 database_url = {json.dumps(database_url)}
 audience = {json.dumps(_ADMIN)}
 observe_interval_s = 1.0
+audit_seal_s = 1
 
 [[issuers]]
 issuer = {json.dumps(issuer.issuer)}

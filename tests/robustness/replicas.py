@@ -189,6 +189,7 @@ def _config(of: Replicas, number: int, settings: Mapping[str, Any]) -> str:
         "observe_interval_s": 0.5,
         "lease_s": LEASE_S,
         "shutdown_grace_s": 5.0,
+        "audit_seal_s": 1,
         **settings,
     }
     lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]

@@ -13,6 +13,7 @@ import psycopg
 
 from app.clock import SystemClock
 from app.ledger import Ledger
+from app.ledger.chain import verify
 from tests.e2e.driving import Json
 from tests.robustness.check import hold
 from tests.robustness.clients import Clients
@@ -136,6 +137,7 @@ class Stand:
             await write_ledger(self.recorder, ledger)
         finally:
             await ledger.close()
+        assert (await verify(self.fleet.database_url)).broken is None, "the audit's chain"
         assert self.clients.trouble == []
         return hold(self.recorder.path)
 

@@ -36,6 +36,11 @@ class LivePolicy:
     def ok(self) -> bool:
         return not self.faults
 
+    @property
+    def sha256(self) -> str | None:
+        """Of the file as it was last read, whole or not; None: it could not be."""
+        return None if self._seen is None else self._seen.hex()
+
     def permit(self, caller: Principal) -> Permit:
         return Permit(caller) if self.policy is None else self.policy.permit(caller)
 

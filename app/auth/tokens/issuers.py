@@ -260,7 +260,13 @@ class IssuerConfig:
             self._refuse("clients_without_audience", "a client id is empty")
 
     def _refuse(self, setting: str, why: str) -> None:
-        raise IssuerConfigError(f"issuer {self.issuer!r}: {setting}: {why}")
+        raise IssuerConfigError(f"issuer {without_user(self.issuer)!r}: {setting}: {why}")
+
+
+def without_user(url: str) -> str:
+    """The URL for a log or a terminal: with what stands before an `@` goes what may be a secret."""
+    scheme, mark, rest = url.partition("//")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else url.rpartition("@")[2]
 
 
 def _path_of(claim: str | tuple[str, ...]) -> tuple[str, ...]:

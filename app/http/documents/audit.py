@@ -25,6 +25,7 @@ class AuditDocument(BaseModel):
     request_id: str | None
     trace_id: str | None
     source: str | None
+    scopes: list[str] = Field(description="Those that the call takes")
     detail: Fields
 
     @classmethod
@@ -44,6 +45,7 @@ class AuditDocument(BaseModel):
             request_id=entry.request_id,
             trace_id=entry.trace_id,
             source=entry.source,
+            scopes=list(entry.scopes),
             detail=dict(entry.detail),
         )
 

@@ -34,7 +34,7 @@ AdapterInPath = Annotated[
 @router.get(
     "",
     response_model=AdaptersDocument,
-    responses=problems(404, 429, 501, 502),
+    responses=problems(404, 501, 502),
     dependencies=[AsksTheEngine],
 )
 async def list_loras(who: MayRead, house: House, engine: VisibleEngine) -> Response:

@@ -28,7 +28,7 @@ router = APIRouter(prefix="/v1", tags=["audit"], route_class=EdgeRoute, response
 _COLUMNS = (
     *("id", "at", "action", "outcome", "principal.issuer", "principal.subject"),
     *("principal.client_id", "engine", "operation", "reason", "note", "source"),
-    *("request_id", "trace_id", "detail"),
+    *("request_id", "trace_id", "detail", "scopes"),
 )
 
 PlainText = Annotated[str | None, Query(max_length=255, pattern=r"^[^\x00-\x1f]*$")]

@@ -26,7 +26,7 @@ router = APIRouter(
     prefix="/v1/engines/{engine}",
     tags=["discovery"],
     route_class=EdgeRoute,
-    responses=problems(404, 429, 502),
+    responses=problems(404, 502),
     dependencies=[AsksTheEngine],
 )
 

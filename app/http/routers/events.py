@@ -50,7 +50,7 @@ router = APIRouter(
     prefix="/v1",
     tags=["events"],
     route_class=EdgeRoute,
-    responses={**_AS_STREAM, **problems(406, 429)},
+    responses={**_AS_STREAM, **problems(406)},
 )
 
 

@@ -46,7 +46,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
             }
         },
     },
-    **problems(404, 409, 412, 413, 415, 429, 501, 502),
+    **problems(404, 409, 412, 413, 415, 501, 502),
 }
 
 router = APIRouter(
