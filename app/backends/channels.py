@@ -17,7 +17,14 @@ from urllib.parse import quote
 
 import grpc
 
-from app.backends.credentials import Credential, CredentialUnavailable, read_pem
+from app.backends.credentials import (
+    Credential,
+    CredentialUnavailable,
+    FileStamp,
+    belong_together,
+    read_pem,
+    stamp,
+)
 from app.backends.port import EngineSilent, Silence
 from app.backends.reach import Address, OutOfReach, ReachPolicy
 
@@ -26,6 +33,8 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 UNARY_TIMEOUT_S = 10.0
 _RESOLVE_TIMEOUT_S = 3.0
+
+_LAST_CALLS_S = 600.0
 
 _Files = tuple[bytes | None, bytes | None, bytes | None]  # authorities, key, certificate
 
@@ -107,12 +116,16 @@ class Line:
         self._lock = asyncio.Lock()
         self._channel: grpc.aio.Channel | None = None
         self._made_of: tuple[str, _Files] | None = None
+        self._stamps: tuple[FileStamp, ...] = ()
+        self._leaving: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._suspect = False
 
     async def channel(self) -> grpc.aio.Channel:
-        """The channel to use now. Raises EngineSilent when there is no way that may be used."""
+        """The channel to use now: a new one when a file of TLS was replaced, so that the first
+        order after it is not the one that finds out. Raises EngineSilent when there is no way that
+        may be used."""
         async with self._lock:
-            if self._channel is None or self._suspect:
+            if self._channel is None or self._suspect or self._stamps != self._found():
                 await self._renew()
                 self._suspect = False
             assert self._channel is not None
@@ -133,12 +146,17 @@ class Line:
     async def close(self) -> None:
         async with self._lock:
             channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close()
+            leaving, self._leaving = self._leaving, {}
+        for task in leaving:
+            task.cancel()
+        for one in (channel, *leaving.values()):
+            if one is not None:
+                await one.close()
 
     async def _renew(self) -> None:
         try:
             target = await self._target()
+            stamps = self._found()
             files = self._files()
         except OutOfReach as refused:
             log.error("an engine's address may not be used: %s", refused.message)
@@ -150,11 +168,27 @@ class Line:
         except (OSError, TimeoutError) as failed:
             log.warning("an engine's name could not be resolved: %s", type(failed).__name__)
             raise EngineSilent(Silence.UNREACHABLE) from failed
+        self._stamps = stamps
+        if self._half_replaced():
+            log.warning("the certificate and the key for an engine do not belong together yet")
+            if self._made_of is None:
+                raise EngineSilent(Silence.AUTH_REFUSED)
+            files = self._made_of[1]
         if (target, files) == self._made_of and self._channel is not None:
             return
+        if self._made_of is not None and self._made_of[0] == target:
+            self._let_go()
         await self._drop()
         self._channel = self._open(target, files)
         self._made_of = (target, files)
+
+    def _let_go(self) -> None:
+        """What was begun with the old certificate goes on to its end."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            task = asyncio.create_task(channel.close(_LAST_CALLS_S))
+            self._leaving[task] = channel
+            task.add_done_callback(lambda done: self._leaving.pop(done, None))
 
     async def _drop(self) -> None:
         channel, self._channel = self._channel, None
@@ -188,6 +222,17 @@ class Line:
         if tls is None:
             return (None, None, None)
         return (read_pem(tls.authorities), read_pem(tls.key), read_pem(tls.certificate))
+
+    def _half_replaced(self) -> bool:
+        tls = self._credential.tls
+        if tls is None or tls.certificate is None or tls.key is None:
+            return False
+        return not belong_together(tls.certificate, tls.key)
+
+    def _found(self) -> tuple[FileStamp, ...]:
+        tls = self._credential.tls
+        paths = () if tls is None else (tls.authorities, tls.key, tls.certificate)
+        return tuple(stamp(path) for path in paths if path is not None)
 
     def _open(self, target: str, files: _Files) -> grpc.aio.Channel:
         name = self._credential.server_name or self._address.host or "localhost"

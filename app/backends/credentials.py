@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import logging
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -105,13 +106,12 @@ class FileBearer:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._token = ""
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: FileStamp = None
 
     async def token(self) -> str:
         try:
-            stat = self._path.stat()
-            seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-            if seen != self._seen:
+            seen = stamp(self._path)
+            if seen is None or seen != self._seen:
                 self._token = _checked(self._path.read_text(encoding="ascii").strip())
                 self._seen = seen
         except (OSError, ValueError) as error:
@@ -265,6 +265,27 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+FileStamp = tuple[int, int, int] | None
+"""Another one when the file is; None: it is not there."""
+
+
+def stamp(path: Path) -> FileStamp:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return (status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+def belong_together(certificate: Path, key: Path) -> bool:
+    """Not between the moments at which the one and the other are replaced."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, lambda: b"")
+    except (OSError, ValueError):  # ssl.SSLError is an OSError
+        return False
+    return True
 
 
 def read_pem(path: Path | None) -> bytes | None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import ssl
 from collections.abc import Sequence
 from typing import Any
 
 import grpc
 
 from app.enginekit.settings import TlsFiles
+
+log = logging.getLogger(__name__)
 
 
 class Listener:
@@ -71,11 +75,47 @@ class Listener:
                 os.unlink(self.address.removeprefix("unix:"))
 
 
+class _Certificates:
+    """Asked at each handshake; files that were replaced count from then on. Raises OSError when
+    they cannot be read at first; later the last ones that could go on."""
+
+    def __init__(self, tls: TlsFiles) -> None:
+        self._tls = tls
+        self._stamps = self._found()
+        self.last = self._read()
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration:
+        found = self._found()
+        if found == self._stamps:
+            return self.last
+        try:
+            # Between the moments at which the one and the other file are replaced they do not fit.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                self._tls.certificate, self._tls.key, lambda: b""
+            )
+            self.last = self._read()
+            self._stamps = found
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            log.warning("replaced files of TLS are not used: %s", type(error).__name__)
+        return self.last
+
+    def _found(self) -> list[tuple[int, int, int]]:
+        files = (self._tls.certificate, self._tls.key, self._tls.client_ca)
+        stats = [file.stat() for file in files if file is not None and file.exists()]
+        return [(one.st_ino, one.st_mtime_ns, one.st_size) for one in stats]
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        tls = self._tls
+        return grpc.ssl_server_certificate_configuration(
+            [(tls.key.read_bytes(), tls.certificate.read_bytes())],
+            None if tls.client_ca is None else tls.client_ca.read_bytes(),
+        )
+
+
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
-    pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
-    ca = None if tls.client_ca is None else tls.client_ca.read_bytes()
-    return grpc.ssl_server_credentials(
-        [pair], root_certificates=ca, require_client_auth=ca is not None
+    certificates = _Certificates(tls)
+    return grpc.dynamic_ssl_server_credentials(
+        certificates.last, certificates, require_client_authentication=tls.client_ca is not None
     )
 
 

@@ -20,6 +20,7 @@ from app.backends.registry import Backends
 from app.clock import SystemClock
 from app.domain.engine import Dialect, Member, TlsNames
 from app.domain.errors import InvalidArgument, UnsupportedDialect
+from app.domain.transitions import Completed
 from app.rpc.openengine.v1 import admin_pb2, admin_pb2_grpc
 from tests.backends.certificates import Authority
 from tests.backends.scripted_engine import ScriptedEngine, accepted, paused, status_with_info
@@ -249,6 +250,43 @@ class TestCredentials:
             with pytest.raises(EngineSilent) as silent:
                 await known.of(wrong).discover(1.0)
             assert silent.value.reason is Silence.UNREACHABLE
+        await known.close()
+        await engine.stop()
+
+    async def test_a_replaced_certificate_is_shown_and_what_runs_goes_on(
+        self, tmp_path: Path
+    ) -> None:
+        authority, later = Authority(tmp_path / "a"), Authority(tmp_path / "b")
+        server_cert, server_key = authority.issue("engine.example")
+        cert, key = authority.issue("gateway.example")
+        engine = ScriptedEngine()
+        trusted = tmp_path / "trusted.pem"
+        trusted.write_bytes(authority.path.read_bytes())
+        pair = (server_key.read_bytes(), server_cert.read_bytes())
+        await engine.start(
+            credentials=grpc.dynamic_ssl_server_credentials(
+                grpc.ssl_server_certificate_configuration([pair], trusted.read_bytes()),
+                lambda: grpc.ssl_server_certificate_configuration([pair], trusted.read_bytes()),
+                require_client_authentication=True,
+            )
+        )
+        tls = TlsFiles(authorities=authority.path, certificate=cert, key=key)
+        known = backends({"e": CredentialSettings(tls=tls, server_name="engine.example")})
+        address = f"127.0.0.1:{engine.port}"
+        backend = known.of(registration(address, tls=TlsNames(credential="e")))
+        wanted = order()
+        running = backend.carry_out(wanted)
+        await anext(running)
+        await backend.discover(5.0)
+        # From now on the engine takes the later authority's only: of new connections.
+        trusted.write_bytes(later.path.read_bytes())
+        new_cert, new_key = later.issue("gateway.example")
+        new_cert.replace(cert)
+        assert (await backend.discover(5.0)).facts.revision == 7, "half replaced: as before"
+        new_key.replace(key)
+        assert (await backend.discover(5.0)).facts.revision == 7
+        engine.orders[wanted.operation_id].tell(paused())
+        assert isinstance([fact async for fact in running][-1], Completed)
         await known.close()
         await engine.stop()
 

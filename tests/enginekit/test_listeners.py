@@ -422,6 +422,43 @@ async def test_mutual_tls(tmp_path: Path) -> None:
     await server.stop(0)
 
 
+async def test_a_replaced_certificate_counts_from_the_next_connection(tmp_path: Path) -> None:
+    authorities = {name: make_certificate(tmp_path, name) for name in ("ca", "ca2")}
+    make_certificate(tmp_path, "server", authorities["ca"])
+    files = TlsFiles(certificate=tmp_path / "server.crt", key=tmp_path / "server.key")
+    settings = KitSettings(data_dir=tmp_path / "data", insecure_loopback=True, admin_tls=files)
+    server = EngineServer(MinimalEngine(), settings)
+    await server.start()
+
+    async def shows_one_of(authority: str) -> bool:
+        credentials = grpc.ssl_channel_credentials((tmp_path / f"{authority}.crt").read_bytes())
+        options = (
+            ("grpc.ssl_target_name_override", "engine.test"),
+            ("grpc.use_local_subchannel_pool", 1),
+        )
+        async with grpc.aio.secure_channel(
+            server.admin_address, credentials, options=options
+        ) as channel:
+            stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
+            try:
+                await stub.GetAdminProfile(admin_pb2.GetAdminProfileRequest(), timeout=10)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not Code.UNAVAILABLE:
+                    raise
+                return False
+            return True
+
+    assert await shows_one_of("ca")
+    make_certificate(tmp_path, "later", authorities["ca2"])
+    (tmp_path / "later.crt").replace(files.certificate)
+    # The certificate is new and the key still old: the ones before go on.
+    assert await shows_one_of("ca")
+    (tmp_path / "later.key").replace(files.key)
+    assert await shows_one_of("ca2")
+    assert not await shows_one_of("ca")
+    await server.stop(0)
+
+
 async def test_files_of_tls_that_are_not_there(tmp_path: Path) -> None:
     missing = TlsFiles(certificate=tmp_path / "none.crt", key=tmp_path / "none.key")
     settings = KitSettings(data_dir=tmp_path, insecure_loopback=True, admin_tls=missing)
