@@ -16,6 +16,7 @@ from app.commands.database import db
 from app.commands.demonstration import demo, dev_issuer
 from app.commands.ending import CommandFailed, Exit
 from app.commands.generating import generate
+from app.commands.logins import login, logout
 from app.commands.policing import policy
 from app.commands.posture import posture
 from app.commands.reconfiguring import reconfigure
@@ -24,6 +25,7 @@ from app.commands.tokens import token
 from app.commands.updating import update_weights
 
 SERVING, ORDERS, LOOKING, TRYING = "Serve", "Give orders", "Look", "Try it out"
+BEING = "Say who you are"
 
 app = typer.Typer(
     name="chadburn",
@@ -56,7 +58,9 @@ def root(
 
 app.command(rich_help_panel=TRYING)(demo)
 app.command("dev-issuer", hidden=True)(dev_issuer)
-app.command(rich_help_panel=TRYING)(token)
+app.command(rich_help_panel=BEING)(login)
+app.command(rich_help_panel=BEING)(logout)
+app.command(rich_help_panel=BEING)(token)
 app.command(rich_help_panel=TRYING)(generate)
 app.command(rich_help_panel=SERVING)(serve)
 app.command(rich_help_panel=SERVING)(engine)

@@ -360,6 +360,11 @@ def _edge_of(settings: Settings) -> EdgeSettings:
     return EdgeSettings(
         base_url=settings.base_url,
         authorization_servers=tuple(issuer.issuer for issuer in settings.issuers),
+        audiences={
+            issuer.issuer: audience
+            for issuer in settings.issuers
+            if (audience := issuer.audience or settings.audience)
+        },
         proof_algorithms=PROOF_ALGORITHMS if any(used != "off" for used in uses) else (),
         proofs_required=all(used == "required" for used in uses),
         stream_max_s=settings.stream_max_s,

@@ -70,6 +70,8 @@ def demo(
 
 def welcome(running: Running) -> str:
     """Lines to copy. The token comes from a file that only its owner can read."""
+    from app.devidp.codes import page_code
+
     url, engine = running.base_url, running.engine
     header = f"-H @{shlex.quote(str(running.folder.operator_header))}"
     pause = (
@@ -96,6 +98,8 @@ Or, in this folder:
   chadburn generate "the bridge rings"
   chadburn pause {engine} --mode drain --wait
   chadburn resume {engine} --wait{update}
+Be a person to the gateway until chadburn logout; the page asks for {page_code(running.secret)}:
+  chadburn login
 Ctrl-C ends everything."""
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import httpx2
 
 from app.commands.ending import CommandFailed, Exit, OutcomeLost, usage
-from app.commands.target import Target
+from app.commands.target import Target, plain
 
 Json = dict[str, Any]
 
@@ -19,6 +19,19 @@ CONNECT_S = 5.0
 ANSWER_S = 30.0
 ATTEMPTS = 4
 _CANNOT_NOW = frozenset({429, 502, 503, 504})
+
+
+class _Bearer(httpx2.Auth):
+    """With the token of the moment: a command may outlive the one it began with."""
+
+    def __init__(self, token: Callable[[], str]) -> None:
+        self._token = token
+
+    def auth_flow(
+        self, request: httpx2.Request
+    ) -> Generator[httpx2.Request, httpx2.Response, None]:
+        request.headers["authorization"] = f"Bearer {plain(self._token())}"
+        yield request
 
 
 class Gateway:
@@ -29,7 +42,8 @@ class Gateway:
         try:
             self._client = httpx2.Client(
                 base_url=target.url,
-                headers={"authorization": f"Bearer {target.token}", "accept": "application/json"},
+                headers={"accept": "application/json"},
+                auth=_Bearer(target.token),
                 timeout=httpx2.Timeout(ANSWER_S, connect=CONNECT_S),
             )
         except httpx2.InvalidURL as error:

@@ -1,12 +1,15 @@
 """Which gateway and engine a command talks to, and with which token.
 
-Flags come first, then the environment, then a demo that runs here: its ready file names all of it.
+Flags come first, then the environment, then the user's own login at that gateway, then a demo that
+runs here: its ready file names all of it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,10 +55,11 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A base URL without the slash at its end, and the token that goes there and nowhere else."""
+    """A base URL without the slash at its end, and the token that goes there and nowhere else:
+    asked for anew for each request, as that of a login is renewed meanwhile."""
 
     url: str
-    token: str = field(repr=False)
+    token: Callable[[], str] = field(repr=False)
 
 
 def read_ready(directory: Path) -> Ready | None:
@@ -86,16 +90,47 @@ def gateway(url: str | None, token: str | None, demo_dir: Path) -> Target:
         raise usage("--url needs http:// or https:// in front")
     if base is not None and "@" in base.partition("//")[2].partition("/")[0]:
         raise usage("--url has no user or password; what lets you in is the token")
-    if base is not None and token:
-        return Target(base, plain(token))
+    if base is not None and (shown := _shown(base, token)):
+        return Target(base, shown)
     ready = read_ready(demo_dir)
     if ready is None:
         missing = "--url and --token" if not (base or token) else "--token" if base else "--url"
-        raise usage(f"give {missing}; no demo is ready in {demo_dir} whose address could serve")
+        login = "; or log in first (chadburn login)" if base else ""
+        raise usage(
+            f"give {missing}; no demo is ready in {demo_dir} whose address could serve{login}"
+        )
     # The demo's operator token is for the demo's own gateway and for no other address.
     if base is not None and base != ready.base_url.rstrip("/"):
-        raise usage("give --token: the demo that runs here has another address than --url")
-    return Target(ready.base_url.rstrip("/"), plain(token or ready.tokens["operator"]))
+        raise usage(
+            "give --token: the demo that runs here has another address than --url;"
+            " or log in first (chadburn login)"
+        )
+    address = ready.base_url.rstrip("/")
+    return Target(address, _shown(address, token) or (lambda: plain(ready.tokens["operator"])))
+
+
+def _shown(base: str, token: str | None) -> Callable[[], str] | None:
+    """The token that was given, or that of a login there."""
+    if token:
+        given = plain(token)
+        return lambda: given
+    return login_at(base)
+
+
+def login_at(gateway: str) -> Callable[[], str] | None:
+    """The token of the user's own login there, renewed where it is due. None: there is no login.
+    Raises CommandFailed, both."""
+    from app.commands.login.keeping import Logins, user_folder
+    from app.commands.login.places import base_url
+
+    logins = Logins(user_folder(os.environ))
+    kept = logins.read(base_url(gateway))
+    if kept is None:
+        return None
+    # It brings Authlib with it, which a command without a login does without.
+    from app.commands.login.bearing import Bearer
+
+    return Bearer(logins, kept, time.time, os.environ)
 
 
 def plain(token: str) -> str:

@@ -40,6 +40,7 @@ log_format = "console"
 [[issuers]]
 issuer = {text(issuer)}
 inference_audiences = [{text(INFERENCE_AUDIENCE)}]
+group_claims = ["groups"]
 
 [profile_roots]
 {ENGINE} = {text(str(folder.profiles.absolute()))}

@@ -4,7 +4,7 @@ applications in one process share nothing."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, cast
@@ -41,6 +41,8 @@ class EdgeSettings:
 
     base_url: str
     authorization_servers: tuple[str, ...] = ()
+    audiences: Mapping[str, str] = field(default_factory=dict)
+    """By issuer: what its tokens for this gateway are made for."""
     proof_algorithms: tuple[str, ...] = ()
     """Of DPoP; none: bound tokens are not taken."""
     proofs_required: bool = False

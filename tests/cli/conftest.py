@@ -31,8 +31,9 @@ def gateway() -> Iterator[Gateway]:
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     """`chadburn ARGUMENTS` in an empty folder, without settings from around it."""
     monkeypatch.chdir(tmp_path)
-    for name in ("CHADBURN_URL", "CHADBURN_TOKEN", "CHADBURN_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("URL", "TOKEN", "CONFIG", "CLIENT_ID", "CLIENT_SECRET"):
+        monkeypatch.delenv(f"CHADBURN_{name}", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments: str) -> Ran:

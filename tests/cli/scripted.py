@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qsl
 
 Json = dict[str, Any]
 
@@ -34,6 +35,7 @@ class Answer:
     text: str | None = None
     kind: str = "application/json"
     drop: bool = False
+    location: str | None = None
 
 
 @dataclass
@@ -66,7 +68,8 @@ def scripted() -> Iterator[Gateway]:
             length = int(self.headers.get("content-length", 0))
             raw = self.rfile.read(length)
             headers = {name.lower(): value for name, value in self.headers.items()}
-            body = json.loads(raw) if raw else None
+            form = "form" in headers.get("content-type", "")
+            body = dict(parse_qsl(raw.decode())) if form else json.loads(raw) if raw else None
             answer = gateway.answer(Seen(self.command, self.path, headers, body))
             self.close_connection = True
             if answer.drop:
@@ -76,6 +79,8 @@ def scripted() -> Iterator[Gateway]:
             self.send_response(answer.status)
             self.send_header("content-type", answer.kind)
             self.send_header("connection", "close")
+            if answer.location is not None:
+                self.send_header("location", answer.location)
             if answer.kind != "text/event-stream" and answer.status != 204:
                 self.send_header("content-length", str(len(sent)))
             self.end_headers()

@@ -16,7 +16,7 @@ from app.domain.scopes import Scope
 from app.http.records import record_refused_callers
 from app.observability.log import configure_logging, logger
 from app.observability.refused_callers import RefusedCallers
-from tests.http.gateway import Gateway, gateway
+from tests.http.gateway import ADMIN, Gateway, gateway
 
 pytestmark = pytest.mark.anyio
 
@@ -207,6 +207,7 @@ async def test_the_metadata_of_the_protected_resource(tmp_path: Path) -> None:
             assert found["authorization_servers"] == [gate.issuer.issuer]
             assert found["bearer_methods_supported"] == ["header"]
             assert "admin:pause" in found["scopes_supported"]
+            assert found["chadburn_audiences"] == {gate.issuer.issuer: ADMIN}
         assert (await gate.http.get(f"{well_known}/other")).status_code == 404
         answer = await gate.http.get(f"{base}/v1/me")
         assert answer.headers["strict-transport-security"].startswith("max-age=")

@@ -86,7 +86,7 @@ class MeDocument(BaseModel):
 
 
 class ResourceDocument(BaseModel):
-    """RFC 9728 section 2."""
+    """RFC 9728 section 2, with one member of our own."""
 
     resource: str
     authorization_servers: list[str]
@@ -96,6 +96,9 @@ class ResourceDocument(BaseModel):
     dpop_bound_access_tokens_required: bool | None = None
     resource_name: str
     resource_documentation: str
+    chadburn_audiences: dict[str, str] = Field(
+        description="By issuer: what to ask it for, so that its token is for this gateway"
+    )
 
 
 def metadata_url(base_url: str) -> str:
@@ -138,4 +141,5 @@ def _metadata(house: Rooms, resource: str) -> dict[str, Any]:
         dpop_bound_access_tokens_required=house.edge.proofs_required or None,
         resource_name="Chadburn",
         resource_documentation=f"{house.edge.base_url}/problems",
+        chadburn_audiences=dict(house.edge.audiences),
     ).model_dump(mode="json", exclude_none=True)

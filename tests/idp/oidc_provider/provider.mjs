@@ -42,6 +42,15 @@ const configuration = {
       application_type: 'native',
     },
     {
+      client_id: 'chadburn',
+      client_name: 'The chadburn command line',
+      token_endpoint_auth_method: 'none',
+      grant_types: ['urn:ietf:params:oauth:grant-type:device_code', 'refresh_token'],
+      response_types: [],
+      redirect_uris: [],
+      application_type: 'native',
+    },
+    {
       // The gateway itself, to ask about tokens; it gets none.
       client_id: 'gateway',
       client_secret: SECRET,
@@ -54,6 +63,7 @@ const configuration = {
   features: {
     devInteractions: { enabled: true },
     clientCredentials: { enabled: true },
+    deviceFlow: { enabled: true },
     dPoP: { enabled: true },
     introspection: {
       enabled: true,

@@ -1,0 +1,1 @@
+"""Logging in to a gateway from a terminal, and what is kept of it."""
