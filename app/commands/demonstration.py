@@ -94,12 +94,12 @@ Order a pause:
   {pause}
 Follow the events:
   curl -sSN {header} -H 'Accept: text/event-stream' {url}/v1/events
+Be a person to the gateway until chadburn logout; the page asks for {page_code(running.secret)}:
+  chadburn login
 Or, in this folder:
   chadburn generate "the bridge rings"
   chadburn pause {engine} --mode drain --wait
   chadburn resume {engine} --wait{update}
-Be a person to the gateway until chadburn logout; the page asks for {page_code(running.secret)}:
-  chadburn login
 Ctrl-C ends everything."""
 
 
