@@ -22,6 +22,7 @@ from fastapi import FastAPI
 from prometheus_client import start_http_server
 
 from app.auth.requires import Gate
+from app.auth.sessions.house import open_house
 from app.auth.tokens.dpop import PROOF_ALGORITHMS
 from app.auth.tokens.issuers import DpopUse
 from app.auth.tokens.verifier import TokenVerifier
@@ -55,7 +56,7 @@ from app.operations.freezing import Freezes
 from app.operations.orders import Orders
 from app.operations.pace import Pace
 from app.operations.profiles import Profiles
-from app.operations.retention import keep_proofs_short, keep_within
+from app.operations.retention import forget_sessions, keep_proofs_short, keep_within
 from app.operations.round_trips import RoundTrips
 from app.operations.runner import Runner
 from app.operations.sealing import Sealer
@@ -205,7 +206,7 @@ async def _opened(
 ) -> AsyncIterator[dict[str, Any]]:
     # What can be wrong with the settings is found before anything is opened.
     meant = checked(settings)
-    issuers, policy = meant.issuers, meant.policy
+    issuers, policy, login = meant.issuers, meant.policy, meant.login
     prepare_data_dir(settings)
     async with AsyncExitStack() as held:
         ledger = await opened_ledger(settings, clock)
@@ -218,6 +219,17 @@ async def _opened(
         verifier = TokenVerifier(issuers, http=http, now=clock.now, proofs=ledger.proofs)
         bound = any(issuer.dpop is not DpopUse.OFF for issuer in issuers)
         held.push_async_callback(verifier.aclose)
+        house = None
+        if login is not None:
+            house = open_house(
+                login,
+                ledger=ledger,
+                judge=verifier,
+                http=http,
+                clock=clock,
+                random=secrets.token_bytes,
+            )
+            held.push_async_callback(house.aclose)
         backends = between.backends(
             Backends(meant.reach, Credentials(meant.credentials, clock), clock)
         )
@@ -257,6 +269,8 @@ async def _opened(
             issuer_states=verifier.issuer_states,
             policy_ok=lambda: policy.ok,
             roster=Roster(ledger),
+            logins=None if house is None else house.logins,
+            browser_sessions=None if house is None else house.desk,
         )
         # After all that is still written down.
         held.push_async_callback(sealer.stop)
@@ -268,10 +282,19 @@ async def _opened(
         held.push_async_callback(runner.stop, settings.shutdown_grace_s)
         held.push_async_callback(_write_refused_callers, rooms, settings.shutdown_grace_s)
         pruning = keep_within(ledger, clock, retention_of(settings))
-        proofs = keep_proofs_short(ledger, in_use=bound)
+        proofs = keep_proofs_short(ledger, in_use=bound or login is not None)
+        sessions_kept = forget_sessions(ledger)
         following = follow_policy(policy, rooms, gateway=owner)
         keys = verifier.keep_ready()
-        looks = (_housekeeping(rooms), pruning, proofs, following, sealer.run(), keys)
+        looks = (
+            _housekeeping(rooms),
+            pruning,
+            proofs,
+            sessions_kept,
+            following,
+            sealer.run(),
+            keys,
+        )
         for background in looks:
             held.push_async_callback(_ended, asyncio.create_task(background))
         if settings.metrics_port is not None:
@@ -285,6 +308,7 @@ async def _opened(
                 settings.clients_may_settle,
                 policy,
                 dpop_at=settings.base_url if bound else None,
+                sessions=None if house is None else house.desk,
             ),
             "resource_metadata": metadata_url(settings.base_url),
         }

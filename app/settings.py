@@ -70,6 +70,32 @@ class IntrospectionSettings(_Section):
     cache_s: int = 30
 
 
+class LoginSettings(_Section):
+    """How people log in at an issuer with a browser: the gateway as its client. `client_auth` None:
+    `basic` with a secret, else `none`. `name` None: from the issuer's host."""
+
+    client_id: str
+    name: str | None = None
+    client_auth: Literal["basic", "post", "private_key_jwt", "none"] | None = None
+    client_secret_file: Path | None = None
+    """The secret, or for `private_key_jwt` the key as PEM."""
+    key_algorithm: Literal["RS256", "PS256", "ES256"] = "RS256"
+    key_id: str | None = None
+    scopes: tuple[str, ...] = ("admin:read",)
+    resource: str | None = None
+    parameters: dict[str, str] = Field(default_factory=dict)
+    own_path: bool = False
+
+
+class BrowserSessionSettings(_Section):
+    """`key_files`: 32 bytes in base64 each; the first encrypts, all decrypt."""
+
+    key_files: tuple[Path, ...] = ()
+    idle_s: float = Field(default=1800.0, ge=60, le=30 * 86_400)
+    longest_s: float = Field(default=43_200.0, ge=60, le=30 * 86_400)
+    most_per_person: int = Field(default=16, ge=1, le=1000)
+
+
 class IssuerSettings(_Section):
     """One trusted issuer of tokens. `audience` None: the gateway's own `audience`."""
 
@@ -92,6 +118,8 @@ class IssuerSettings(_Section):
     leeway_s: int = 30
     introspection: IntrospectionSettings | None = None
     dpop: Literal["off", "allowed", "required"] = "off"
+    login: LoginSettings | None = None
+    """None: nobody logs in with a browser there."""
 
 
 class ReachSettings(_Section):
@@ -188,6 +216,9 @@ class Settings(BaseSettings):
     unless the policy says."""
     policy_file: Path | None = None
     """What each caller may do on which engines. None: what its token says, on all of them."""
+
+    browser_sessions: BrowserSessionSettings = BrowserSessionSettings()
+    """Of people who log in with a browser, where an issuer has `login`."""
 
     engine_reach: ReachSettings = _THIS_MACHINE
     engine_credentials: dict[str, CredentialSettings] = Field(default_factory=dict)

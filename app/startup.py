@@ -5,9 +5,16 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from app.auth.policy.live import LivePolicy
 from app.auth.policy.reading import PolicyRefused
+from app.auth.sessions.clients import LoginAuth, LoginClient, LoginClients, default_name
+from app.auth.sessions.house import LoginSetup
+from app.auth.sessions.kept import SessionRules
+from app.auth.sessions.provider import private_key
+from app.auth.sessions.sealing import SealingKeys, read_key
 from app.auth.tokens.issuers import (
     ClientAuth,
     DpopUse,
@@ -19,6 +26,7 @@ from app.auth.tokens.issuers import (
     RoleMap,
     RoleUse,
     TokenProfile,
+    is_loopback_host,
     refuse_conflicts,
     without_user,
 )
@@ -112,17 +120,10 @@ def _introspection(issuer: IssuerSettings) -> IntrospectionConfig | None:
     asks = issuer.introspection
     if asks is None:
         return None
-    try:
-        secret = asks.client_secret_file.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"issuer {without_user(issuer.issuer)!r}: introspection.client_secret_file: "
-            f"cannot be read ({type(error).__name__})"
-        ) from error
-    if not secret:
-        raise ValueError(
-            f"issuer {without_user(issuer.issuer)!r}: introspection.client_secret_file: is empty"
-        )
+    _secret_in(
+        asks.client_secret_file,
+        f"issuer {without_user(issuer.issuer)!r}: introspection.client_secret_file",
+    )
     return IntrospectionConfig(
         client_id=asks.client_id,
         client_secret_file=asks.client_secret_file,
@@ -131,6 +132,92 @@ def _introspection(issuer: IssuerSettings) -> IntrospectionConfig | None:
         client_auth=ClientAuth(asks.client_auth),
         cache_s=asks.cache_s,
     )
+
+
+def logins_of(settings: Settings, issuers: tuple[IssuerConfig, ...]) -> LoginSetup | None:
+    """None: no issuer has a login. Raises StartupRefused."""
+    try:
+        clients = LoginClients(
+            _login(given, config)
+            for given, config in zip(settings.issuers, issuers, strict=True)
+            if given.login is not None
+        )
+        if not len(clients):
+            return None
+        base = urlsplit(settings.base_url)
+        if base.scheme != "https" and not is_loopback_host(base.hostname or ""):
+            raise ValueError("login needs an https public_url: a session's cookie goes over TLS")
+        return LoginSetup(
+            clients=clients,
+            keys=_session_keys(settings),
+            base_url=settings.base_url,
+            rules=SessionRules(
+                idle_s=settings.browser_sessions.idle_s,
+                longest_s=settings.browser_sessions.longest_s,
+                most_of_person=settings.browser_sessions.most_per_person,
+            ),
+        )
+    except (IssuerConfigError, ValueError) as error:
+        raise StartupRefused(str(error), EXIT_SETTINGS) from error
+
+
+def _login(issuer: IssuerSettings, config: IssuerConfig) -> LoginClient:
+    given = issuer.login
+    assert given is not None
+    auth = given.client_auth or ("none" if given.client_secret_file is None else "basic")
+    client = LoginClient(
+        config=config,
+        name=given.name or default_name(issuer.issuer),
+        client_id=given.client_id,
+        auth=LoginAuth(auth),
+        secret_file=given.client_secret_file,
+        key_algorithm=given.key_algorithm,
+        key_id=given.key_id,
+        scopes=given.scopes,
+        resource=given.resource,
+        parameters=given.parameters,
+        own_path=given.own_path,
+    )
+    if client.secret_file is not None:
+        place = f"issuer {without_user(issuer.issuer)!r}: login.client_secret_file"
+        secret = _secret_in(client.secret_file, place)
+        if client.auth is LoginAuth.PRIVATE_KEY_JWT:
+            try:
+                private_key(secret, client.key_algorithm)
+            except Exception:  # whatever the library says of it, it may quote the file
+                raise ValueError(f"{place}: is no key for {client.key_algorithm}") from None
+    return client
+
+
+def _session_keys(settings: Settings) -> tuple[bytes, ...]:
+    files = settings.browser_sessions.key_files
+    if not files:
+        raise ValueError(
+            "browser_sessions.key_files: login needs a key, in a file (openssl rand -base64 32)"
+        )
+    keys = []
+    for file in files:
+        place = f"browser_sessions.key_files: {file}"
+        try:
+            keys.append(read_key(_secret_in(file, place)))
+        except ValueError as error:
+            told = str(error)
+            raise ValueError(told if told.startswith(place) else f"{place} {told}") from None
+    try:
+        SealingKeys(keys, lambda size: b"\x00" * size)
+    except ValueError as error:
+        raise ValueError(f"browser_sessions.key_files: {error}") from None
+    return tuple(keys)
+
+
+def _secret_in(file: Path, place: str) -> str:
+    try:
+        secret = file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{place}: cannot be read ({type(error).__name__})") from error
+    if not secret:
+        raise ValueError(f"{place}: is empty")
+    return secret
 
 
 def policy_of(settings: Settings, issuers: tuple[IssuerConfig, ...]) -> LivePolicy:
@@ -213,6 +300,7 @@ class Meant:
     credentials: dict[str, CredentialSettings]
     deadlines: Deadlines
     policy: LivePolicy
+    login: LoginSetup | None
 
 
 def checked(settings: Settings) -> Meant:
@@ -225,6 +313,7 @@ def checked(settings: Settings) -> Meant:
         credentials_of(settings),
         deadlines_of(settings),
         policy_of(settings, issuers),
+        logins_of(settings, issuers),
     )
 
 

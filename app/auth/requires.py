@@ -18,6 +18,8 @@ from starlette.requests import Request
 from app.auth.policy.live import LivePolicy
 from app.auth.policy.rules import Permit
 from app.auth.principal import Principal, PrincipalKind
+from app.auth.sessions.desk import SessionDesk
+from app.auth.sessions.kept import Visitor
 from app.auth.tokens.bearer import DPOP, token_with_scheme
 from app.auth.tokens.dpop import Shown
 from app.auth.tokens.errors import PermissionDenied, ProofInvalid, TokenMissing
@@ -67,6 +69,8 @@ class Gate:
     policy: LivePolicy = field(default_factory=lambda: LivePolicy(None))
     dpop_at: str | None = None
     """Where callers find this service, which their proofs have to name; None: no proof is taken."""
+    sessions: SessionDesk | None = None
+    """Of people who logged in with a browser; None: cookies say nothing."""
 
     @property
     def takes_clients_for_persons(self) -> bool:
@@ -140,7 +144,13 @@ class Need:
 
 
 async def _caller(gate: Gate, request: Request, *, proven: bool = False) -> Principal:
-    scheme, token = token_with_scheme(request.headers.getlist("authorization"))
+    sent = request.headers.getlist("authorization")
+    if not sent and gate.sessions is not None:
+        # Whoever shows a token is judged by it alone: a cookie is sent without being asked.
+        by_session = await caller_by_session(gate.sessions, request, going_on=proven)
+        if by_session is not None:
+            return by_session
+    scheme, token = token_with_scheme(sent)
     if scheme != DPOP:
         return await gate.verifier.verify(token)
     if gate.dpop_at is None:
@@ -154,6 +164,30 @@ async def _caller(gate: Gate, request: Request, *, proven: bool = False) -> Prin
     path = request.scope["raw_path"].decode("latin-1")
     shown = Shown(proof=proofs[0], method=request.method, url=f"{gate.dpop_at}{path}")
     return await gate.verifier.verify_bound(token, shown)
+
+
+async def caller_by_session(
+    desk: SessionDesk, request: Request, *, going_on: bool = False
+) -> Principal | None:
+    """Whoever is logged in in this browser; None: it shows no session. `going_on`: for an answer
+    that has begun already, which shows nobody at work; nor does a stream, which browsers open again
+    by themselves.
+
+    Raises SessionEnded, CrossSiteRefused, TokenInvalid, IssuerUnavailable, LedgerUnavailable.
+    """
+    session = await desk.found(request.headers.getlist("cookie"))
+    if session is None:
+        return None
+    request.state.actor = session.actor  # for the audit, if it is refused from here on
+    desk.place.refuse_cross_site(request.method, request.headers)
+    streams = any("text/event-stream" in kind for kind in request.headers.getlist("accept"))
+    in_use = not going_on and not streams
+    return await desk.principal(session, visitor_of(request), in_use=in_use)
+
+
+def visitor_of(request: Request) -> Visitor:
+    ids = request.state.ids
+    return Visitor(request_id=ids.request_id, trace_id=ids.trace_id, source=request.state.source)
 
 
 def permit_of(request: Request) -> Permit:

@@ -1,9 +1,10 @@
 """How many refusals, orders and changes a caller may cause before it has to wait.
 
-**Refusals** (401, 403) are counted for each address and for each caller who is known. Beyond the
-limit the answer is 429 in place of the refusal. What is good is let in all the same: somebody who
-shares an address with a caller whose tokens are wrong, or a caller some of whose calls are refused,
-must not be kept from what it may do, and a token is not found by guessing.
+**Refusals** (401, 403, logins that come to nothing) are counted for each address and for each
+caller who is known. Beyond the limit the answer is 429 in place of the refusal. What is good is let
+in all the same: somebody who shares an address with a caller whose tokens are wrong, or a caller
+some of whose calls are refused, must not be kept from what it may do, and a token is not found by
+guessing.
 
 **New tokens.** The exception is what costs a question to the issuer: a token that only its issuer
 can judge and that was not good here before. It counts as a refusal of its address before anybody is
@@ -29,6 +30,7 @@ from contextlib import contextmanager
 from starlette.requests import Request
 
 from app.auth.principal import Principal
+from app.auth.sessions.errors import LoginRefused, LogoutTokenRefused
 from app.auth.tokens.bearer import token_with_scheme
 from app.auth.tokens.compact import is_opaque
 from app.auth.tokens.errors import PermissionDenied, TokenRefused
@@ -88,7 +90,7 @@ class Allowances:
     def refused(self, request: Request, error: ChadburnError) -> ChadburnError:
         """What to answer: the refusal, or TooManyRefusals in its place."""
         now = self._now()
-        if isinstance(error, TokenRefused):
+        if isinstance(error, TokenRefused | LoginRefused | LogoutTokenRefused):
             if getattr(request.state, "counted_as_new", False):
                 return error
             wait_s = self._refused_addresses.take(_address_of(request), now)

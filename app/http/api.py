@@ -29,6 +29,7 @@ from app.http.routers import (
     events,
     health,
     identity,
+    login,
     operations,
     orders,
     problem_pages,
@@ -48,6 +49,8 @@ _ROUTERS = (
     events.router,
     audit.router,
     identity.router,
+    login.router,
+    login.by_issuers,
     health.router,
     problem_pages.router,
 )

@@ -200,6 +200,63 @@ CATALOGUE: Mapping[str, Reason] = {
         "URLs are written to logs and histories, so tokens in them are refused everywhere.",
         "Revoke that token; send another in the Authorization header.",
     ),
+    "SESSION_ENDED": Reason(
+        "The session is over",
+        "Whoever logged in with this browser has logged out, here or at their issuer, was away for "
+        "too long, or has a token that could not be renewed.",
+        "Log in again at `/auth/login`.",
+    ),
+    "CROSS_SITE_REFUSED": Reason(
+        "Not from a page of this gateway",
+        "A browser sends a session's cookie whoever makes it send a request. So with one, whatever "
+        "says where the request comes from has to name this gateway, and a change takes "
+        "`X-Requested-With: chadburn` besides.",
+        "Send it from a page of the gateway's own, or with a bearer token.",
+    ),
+    "RETURN_TO_REFUSED": Reason(
+        "No way back",
+        "After a login the browser goes to a path of this gateway and nowhere else.",
+        "Name a path that begins with one slash.",
+    ),
+    "LOGIN_ISSUER_UNKNOWN": Reason(
+        "Nobody logs in with that issuer",
+        "The gateway is no client of it.",
+        "Choose one of those that `/auth/session` names.",
+    ),
+    "LOGIN_UNKNOWN": Reason(
+        "No such login is under way",
+        "The answer belongs to no login that this browser began within the last ten minutes.",
+        "Begin anew at `/auth/login`.",
+    ),
+    "LOGIN_REPLAYED": Reason(
+        "The login has come back before", "Each counts once.", "Begin anew at `/auth/login`."
+    ),
+    "LOGIN_ISSUER_MISMATCH": Reason(
+        "Not the issuer that was asked",
+        "The answer names another issuer, or none where one has to be named (RFC 9207).",
+        "Begin anew. If it happens again, tell whoever runs the gateway.",
+    ),
+    "LOGIN_DENIED": Reason(
+        "The issuer said no",
+        "It did not log you in, or does not give the gateway what it asks for.",
+        "Try again, or ask whoever runs the issuer.",
+    ),
+    "LOGIN_FAILED": Reason(
+        "The login failed",
+        "What the issuer answered is no good: refused at its token endpoint, or tokens that do not "
+        "belong to this login or are not for this gateway.",
+        "Begin anew. The gateway's log says what was wrong.",
+    ),
+    "LOGIN_FORBIDDEN": Reason(
+        "No administrative permission",
+        "The login was good; the token it gave holds no scope of this gateway.",
+        "Have permission granted at the issuer.",
+    ),
+    "LOGOUT_TOKEN_REFUSED": Reason(
+        "The logout token was not accepted",
+        "It has to be the issuer's own, for this gateway, new, and of a session or a person.",
+        "See the detail; compare the issuer's settings here and there.",
+    ),
     "ISSUER_UNAVAILABLE": Reason(
         "Issuer out of reach",
         "The issuer's keys, or its answer, cannot be had, so the token is neither good nor bad.",

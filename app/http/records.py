@@ -10,6 +10,13 @@ import re
 from starlette.requests import Request
 
 from app.auth.principal import Principal
+from app.auth.sessions.errors import (
+    CrossSiteRefused,
+    LoginFailed,
+    LoginForbidden,
+    LoginRefused,
+    LogoutTokenRefused,
+)
 from app.auth.tokens.errors import PermissionDenied, TokenRefused
 from app.clock import Clock
 from app.domain.errors import ChadburnError, Unavailable
@@ -52,7 +59,7 @@ async def record_read(request: Request, who: Principal, detail: JsonObject) -> N
     """That the audit was read. Raises LedgerUnavailable: what can't be written isn't shown."""
     rooms = rooms_of(request)
     await rooms.ledger.audit.append(
-        _entry(request, rooms.clock, who, outcome="allowed", reason=None, detail=detail)
+        _entry(request, rooms.clock, actor_of(who), outcome="allowed", reason=None, detail=detail)
     )
 
 
@@ -62,26 +69,27 @@ async def record_refusal(request: Request, error: ChadburnError, *, folded: bool
     rooms: Rooms | None = getattr(request.state, "rooms", None)
     if rooms is None:
         return
-    if isinstance(error, TokenRefused):
+    actor = _actor(request, error)
+    if _is_folded(error, known=actor is not None):
         rooms.metrics.caller_refused(error.reason)
         rooms.refused_callers.count(rooms.clock.now(), request.state.source, error.reason)
         return
     denied, limited = isinstance(error, PermissionDenied), isinstance(error, RateLimited)
     if denied or limited:
         rooms.metrics.caller_refused(error.reason)
+    elif isinstance(error, LoginFailed):
+        pass  # what comes to a login's end is a GET
     elif _is_read(request) or _is_handed_over(request) or isinstance(error, Unavailable):
         return
-    who: Principal | None = getattr(request.state, "principal", None)
     if folded or limited:
-        caller = None if who is None else actor_of(who)
         source = request.state.source
-        rooms.refused_callers.count(rooms.clock.now(), source, error.reason, caller)
+        rooms.refused_callers.count(rooms.clock.now(), source, error.reason, actor)
         return
-    if who is None:
+    if actor is None and not isinstance(error, LoginFailed):
         # Nothing is there: no order to anybody. A stranger does not have rows written one by one.
         return
     outcome = "denied" if denied else "refused"
-    entry = _entry(request, rooms.clock, who, outcome=outcome, reason=error.reason, detail={})
+    entry = _entry(request, rooms.clock, actor, outcome=outcome, reason=error.reason, detail={})
     try:
         await rooms.ledger.audit.append(entry)
     except ChadburnError as failure:
@@ -108,6 +116,24 @@ async def record_refused_callers(
             _log.error("audit_not_written", exc_info=failure, outcome="denied")
 
 
+def _is_folded(error: ChadburnError, *, known: bool) -> bool:
+    """What anybody can bring about, as often as they like: it is counted, not written down."""
+    if isinstance(error, LoginFailed):
+        return False  # took a code that the issuer gave out
+    if isinstance(error, CrossSiteRefused):
+        return not known
+    return isinstance(error, TokenRefused | LoginRefused | LogoutTokenRefused)
+
+
+def _actor(request: Request, error: ChadburnError) -> Actor | None:
+    """Who was refused, as far as that is known."""
+    if isinstance(error, LoginForbidden):
+        return actor_of(error.who)
+    who: Principal | None = getattr(request.state, "principal", None)
+    by_session: Actor | None = getattr(request.state, "actor", None)
+    return by_session if who is None else actor_of(who)
+
+
 def _is_read(request: Request) -> bool:
     return request.method in _READING
 
@@ -129,7 +155,7 @@ def _engine_named(request: Request) -> str | None:
 def _entry(
     request: Request,
     clock: Clock,
-    who: Principal | None,
+    actor: Actor | None,
     *,
     outcome: str,
     reason: str | None,
@@ -141,7 +167,7 @@ def _entry(
         at=clock.now(),
         action=getattr(request.scope.get("route"), "name", "unmatched"),
         outcome=outcome,
-        actor=None if who is None else actor_of(who),
+        actor=actor,
         engine_id=_engine_named(request),
         operation_id=None if operation is None else operation.id,
         reason=reason,

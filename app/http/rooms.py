@@ -13,6 +13,8 @@ from fastapi import Depends, Path
 from starlette.requests import Request
 
 from app.auth.principal import Principal
+from app.auth.sessions.desk import SessionDesk
+from app.auth.sessions.logins import Logins
 from app.auth.tokens.jwks import IssuerState
 from app.clock import Clock, IdSource
 from app.domain.engine import Engine
@@ -111,6 +113,9 @@ class Rooms:
     issuer_states: Callable[[], tuple[IssuerState, ...]]
     policy_ok: Callable[[], bool]
     roster: Roster
+    logins: Logins | None = None
+    """None: nobody logs in with a browser here."""
+    browser_sessions: SessionDesk | None = None
     streams: OpenStreams = field(default_factory=OpenStreams)
     waiting: Waiting = field(default_factory=Waiting)
     round_trips: RoundTrips = field(default_factory=RoundTrips)

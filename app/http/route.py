@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
@@ -44,6 +44,12 @@ class UndeclaredRoute(RuntimeError):
 
 
 class EdgeRoute(APIRoute):
+    """`any_query`: also parameters that the route does not name. `any_body`: its handler reads the
+    body, of whatever type."""
+
+    any_query: ClassVar[bool] = False
+    any_body: ClassVar[bool] = False
+
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
         # The names of handlers are the names in the OpenAPI document, and in the audit.
@@ -78,8 +84,10 @@ class EdgeRoute(APIRoute):
                 if say.need is not None:
                     await say.need.admit(request)
                 request.state.engine = engine
-            _check_query(request, known, single)
-            if self.body_field is None:
+            _check_query(request, None if self.any_query else known, single)
+            if self.any_body:
+                pass
+            elif self.body_field is None:
                 _check_no_body(request)
             else:
                 await _check_body(request, required=self.body_field.field_info.is_required())
@@ -163,9 +171,9 @@ def _many(field: Any) -> bool:
     return origin in (list, tuple, set, frozenset)
 
 
-def _check_query(request: Request, known: frozenset[str], single: frozenset[str]) -> None:
+def _check_query(request: Request, known: frozenset[str] | None, single: frozenset[str]) -> None:
     given = [name for name, _ in request.query_params.multi_items()]
-    if any(name not in known for name in given):
+    if known is not None and any(name not in known for name in given):
         allowed = f"known here: {', '.join(sorted(known))}" if known else "none are known here"
         raise SchemaViolation(f"There is an unknown query parameter; {allowed}.")
     if any(given.count(name) > 1 for name in single):

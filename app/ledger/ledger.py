@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from app.clock import Clock
 from app.ledger.audit import Audit
+from app.ledger.browser_sessions import BrowserSessions
 from app.ledger.database import (
     WAIT_S,
     Database,
@@ -63,6 +64,7 @@ class Ledger:
     proofs: Proofs
     duties: Duties
     sealing: Sealing
+    browser_sessions: BrowserSessions
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class Ledger:
         self.proofs = Proofs(database, clock)
         self.duties = Duties(database, clock)
         self.sealing = Sealing(database, clock)
+        self.browser_sessions = BrowserSessions(database, clock)
         self._database = database
         self._schema = schema
         self._probe = probe

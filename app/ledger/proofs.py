@@ -28,13 +28,7 @@ class Proofs:
         """
 
         async def work(write: Write) -> bool:
-            claim = (
-                write.upsert(proofs)
-                .values(digest=digest, expires_at=until)
-                .on_conflict_do_nothing(index_elements=[proofs.c.digest])
-                .returning(proofs.c.digest)
-            )
-            return (await write.connection.execute(claim)).scalar_one_or_none() is not None
+            return await claim_proof(write, digest, until)
 
         return await self._database.write(work)
 
@@ -55,3 +49,14 @@ class Proofs:
             return (await write.connection.execute(gone)).rowcount >= _AT_ONCE
 
         return await self._database.write(work)
+
+
+async def claim_proof(write: Write, digest: str, until: datetime) -> bool:
+    """Whether this is its first time; then it counts together with the rest of the transaction."""
+    claim = (
+        write.upsert(proofs)
+        .values(digest=digest, expires_at=until)
+        .on_conflict_do_nothing(index_elements=[proofs.c.digest])
+        .returning(proofs.c.digest)
+    )
+    return (await write.connection.execute(claim)).scalar_one_or_none() is not None

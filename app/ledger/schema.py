@@ -31,7 +31,7 @@ from app.ledger.database import database_errors, for_writing, make_engine
 from app.ledger.errors import SchemaAhead, SchemaBehind, UpgradeBusy
 from app.ledger.target import Target, sole_process, target_of
 
-NEEDS = "0010"
+NEEDS = "0009"
 """The oldest revision that this release works on. A migration whose tables or columns the program
 names in its statements raises it."""
 
@@ -41,6 +41,8 @@ _REVISION = text("SELECT version_num FROM alembic_version")
 _COMPATIBLE_FROM = text("SELECT compatible_from FROM ledger")
 _STATE_COMPATIBILITY = text("UPDATE ledger SET compatible_from = :stated")
 _NEW_IDENTITY = text("UPDATE ledger SET identity = :identity")
+# Those that have been ended since the backup was made would be there again.
+_NO_SESSIONS = text("DELETE FROM browser_sessions")
 # Two keys of 32 bits: another kind of advisory lock than those of `positions`.
 _TRY_LOCK = text("SELECT pg_try_advisory_lock(1128414562, 1)")
 _UNLOCK = text("SELECT pg_advisory_unlock(1128414562, 1)")
@@ -68,7 +70,8 @@ async def upgrade(
 ) -> Climb:
     """Bring the database to the newest schema that this release has. Creates what is missing.
 
-    `restored`: it comes from a backup, and gets a new identity; see docs/adr/0005.
+    `restored`: it comes from a backup, and gets a new identity (see docs/adr/0005); the browser
+    sessions in it are over.
 
     Raises SchemaAhead, LedgerInUse (SQLite, another process has it), UpgradeBusy (PostgreSQL,
     another process is upgrading and takes longer than `patience_s`), LedgerUnavailable.
@@ -79,6 +82,7 @@ async def upgrade(
         if restored:
             async with _alone(target, patience_s) as connection:
                 await connection.execute(_NEW_IDENTITY, {"identity": secrets.token_hex(4)})
+                await connection.execute(_NO_SESSIONS)
                 await connection.commit()
         return climb
 

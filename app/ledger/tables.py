@@ -340,6 +340,31 @@ proofs = Table(
     Index(None, "expires_at"),
 )
 
+# Whoever has a copy of these rows has no session: `digest` is of the id that the browser holds, and
+# `sealed` the tokens, under a key that is not kept here.
+browser_sessions = Table(
+    "browser_sessions",
+    metadata,
+    Column("digest", Words, primary_key=True),
+    Column("issuer", Words, nullable=False),
+    Column("subject", Words, nullable=False),
+    Column("client_id", Words, nullable=False),
+    Column("login_subject", Words, nullable=False),
+    Column("provider_session", Words),
+    Column("sealed", LargeBinary, nullable=False),
+    Column("version", BIG, nullable=False),
+    Column("access_ends_at", UtcTime, nullable=False),
+    Column("started_at", UtcTime, nullable=False),
+    Column("seen_at", UtcTime, nullable=False),
+    Column("over_at", UtcTime, nullable=False),
+    Column("ends_at", UtcTime, nullable=False),
+    Column("refresher", Words),
+    Column("refreshing_until", UtcTime),
+    CheckConstraint("version >= 1", name="version"),
+    Index(None, "issuer", "login_subject"),
+    Index(None, "over_at"),
+)
+
 leases = Table(
     "leases",
     metadata,

@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 3_600.0
 PROOFS_EVERY_S = 30.0
+SESSIONS_EVERY_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,4 +63,17 @@ async def keep_proofs_short(
             log.warning("old proofs are kept until the next time: %r", failed)
         if not in_use:
             return
+        await asyncio.sleep(every_s)
+
+
+async def forget_sessions(ledger: Ledger, *, every_s: float = SESSIONS_EVERY_S) -> None:
+    """Until cancelled: clear away browser sessions whose time is up, which nobody could use."""
+    while True:
+        try:
+            more = True
+            while more:
+                more = await ledger.browser_sessions.forget_over()
+                await asyncio.sleep(PAUSE_S)
+        except Exception as failed:
+            log.warning("sessions that are over are kept until the next time: %r", failed)
         await asyncio.sleep(every_s)

@@ -11,6 +11,7 @@ import structlog
 from app.observability.log import configure_logging
 from tests.http.full import Full, full_engine
 from tests.http.gateway import Gateway, gateway
+from tests.idp.oidc_provider.running import RealProvider, real_provider
 
 
 def quiet() -> None:
@@ -27,6 +28,13 @@ async def gate(tmp_path: Path) -> AsyncIterator[Gateway]:
     """A gateway with one engine, `e1`, that carries out what it is told."""
     async with gateway(tmp_path / "data") as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def provider() -> Iterator[RealProvider]:
+    """npm oidc-provider: one process for all tests that log in there."""
+    with real_provider() as running:
+        yield running
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -128,10 +128,11 @@ async def gateway(
     registered: bool = True,
     trust: Mapping[str, Any] = MappingProxyType({}),
     policy: Callable[[str], str] | None = None,
+    others: Sequence[IssuerSettings] = (),
     **changes: Any,
 ) -> AsyncIterator[Gateway]:
     """`trust`: settings of its issuer; `changes`: of the gateway. `policy`: the text of a policy
-    file for tokens of that issuer, whose `groups` then count."""
+    file for tokens of that issuer, whose `groups` then count. `others`: further issuers."""
     issuing = DevIssuerSettings(
         secret="s" * 40,
         admin_audience=ADMIN,
@@ -150,7 +151,7 @@ async def gateway(
                 "data_dir": data_dir,
                 "port": listener.getsockname()[1],
                 "audience": ADMIN,
-                "issuers": (issuer_settings(issuer, **trust),),
+                "issuers": (issuer_settings(issuer, **trust), *others),
                 "shutdown_grace_s": 5.0,
                 "observe_interval_s": 600.0,
                 "max_refusals_per_minute": 0,  # whole matrices of bad tokens come from one address

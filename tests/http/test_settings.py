@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,23 @@ import pytest
 
 from app.domain.kinds import OperationKind
 from app.domain.scopes import Scope
-from app.settings import IssuerSettings, ReachSettings, Settings, SettingsError, load_settings
-from app.startup import StartupRefused, credentials_of, deadlines_of, issuers_of, reach_of
+from app.settings import (
+    BrowserSessionSettings,
+    IssuerSettings,
+    LoginSettings,
+    ReachSettings,
+    Settings,
+    SettingsError,
+    load_settings,
+)
+from app.startup import (
+    StartupRefused,
+    credentials_of,
+    deadlines_of,
+    issuers_of,
+    logins_of,
+    reach_of,
+)
 
 SECRET = "hunter2-secret"
 
@@ -195,5 +211,72 @@ def test_settings_become_the_values_of_the_rooms(tmp_path: Path) -> None:
 
 def test_every_setting_is_in_the_documentation() -> None:
     text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
-    for name in [*Settings.model_fields, *IssuerSettings.model_fields, *ReachSettings.model_fields]:
+    sections = (Settings, IssuerSettings, ReachSettings, LoginSettings, BrowserSessionSettings)
+    for name in [name for section in sections for name in section.model_fields]:
         assert f"`{name}`" in text, name
+
+
+def test_what_login_is_not_started_with(tmp_path: Path) -> None:
+    def file(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    key = base64.b64encode(bytes(range(32))).decode()
+    keys = {"key_files": (file("key", key),)}
+    login: dict[str, Any] = {"client_id": "c"}
+    issuer = {"issuer": "https://issuer.example", "audience": "a"}
+    cases: tuple[tuple[dict[str, Any], str | None], ...] = (
+        ({}, None),
+        ({"login": {**login, "client_secret_file": file("secret", SECRET)}}, None),
+        ({"public_url": "http://127.0.0.1:80"}, None),
+        ({"public_url": "http://gateway.example"}, "https public_url"),
+        ({"browser_sessions": {}}, "key_files"),
+        ({"browser_sessions": {"key_files": (tmp_path / "none",)}}, "cannot be read"),
+        ({"browser_sessions": {"key_files": (file("short", "c2hvcnQ="),)}}, "32 bytes"),
+        ({"browser_sessions": {"key_files": (file("odd", SECRET + "!"),)}}, "not base64"),
+        ({"browser_sessions": {"key_files": (*keys["key_files"],) * 2}}, "twice"),
+        ({"login": {**login, "client_secret_file": tmp_path / "none"}}, "cannot be read"),
+        ({"login": {**login, "client_auth": "basic"}}, "client_auth"),
+        ({"login": {**login, "name": "A B"}}, "login.name"),
+        ({"login": {**login, "client_id": ""}}, "login.client_id"),
+        ({"login": {**login, "parameters": {"state": "x"}}}, "'state' is not for settings"),
+        ({"issuer": {"dpop": "required"}}, "dpop is required"),
+        (
+            {
+                "login": {
+                    **login,
+                    "client_auth": "private_key_jwt",
+                    "client_secret_file": file("pem", SECRET),
+                }
+            },
+            "is no key for RS256",
+        ),
+    )
+    for changes, line in cases:
+        given = {**issuer, "login": changes.pop("login", login), **changes.pop("issuer", {})}
+        settings = Settings(
+            **{
+                "issuers": (given,),
+                "public_url": "https://gateway.example",
+                "browser_sessions": keys,
+                **changes,
+            }
+        )
+        if line is None:
+            setup = logins_of(settings, issuers_of(settings))
+            assert setup is not None
+            assert [client.name for client in setup.clients] == ["issuer-example"]
+            continue
+        with pytest.raises(StartupRefused, match=line) as refused:
+            logins_of(settings, issuers_of(settings))
+        assert refused.value.exit_code == 2
+        assert SECRET not in str(refused.value)
+    two = (
+        {**issuer, "login": {**login, "name": "x"}},
+        {**issuer, "issuer": "https://b.example", "login": {**login, "name": "x"}},
+    )
+    settings = Settings(issuers=two, public_url="https://g.example", browser_sessions=keys)  # type: ignore[arg-type]
+    with pytest.raises(StartupRefused, match="twice"):
+        logins_of(settings, issuers_of(settings))
+    assert logins_of(Settings(), ()) is None

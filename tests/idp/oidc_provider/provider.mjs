@@ -3,7 +3,8 @@
 //
 // Prints one JSON line {issuer} once it answers. ADMIN_SCOPES, ADMIN, INFERENCE, OPAQUE and
 // SECRET come from the environment. `rotate` on standard input puts a new key before the others
-// and prints {kid}; SIGTERM or the end of standard input ends it.
+// and prints {kid}; `client {...}` registers a client and prints {client_id}; SIGTERM or the end of
+// standard input ends it. Access tokens of clients whose id begins with `brief` last 20 seconds.
 
 import { createServer } from 'node:http';
 import { createInterface } from 'node:readline';
@@ -64,6 +65,7 @@ const configuration = {
     devInteractions: { enabled: true },
     clientCredentials: { enabled: true },
     deviceFlow: { enabled: true },
+    backchannelLogout: { enabled: true },
     dPoP: { enabled: true },
     introspection: {
       enabled: true,
@@ -81,6 +83,10 @@ const configuration = {
     },
   },
   pkce: { required: () => true },
+  rotateRefreshToken: true,
+  ttl: { AccessToken: (_, token, client) => (client.clientId.startsWith('brief') ? 20 : 3600) },
+  // Its own would not go to loopback, where the gateways of tests are.
+  fetch: (url, { dispatcher, ...options }) => fetch(url, options),
   scopes: ['openid', 'offline_access'],
   findAccount: (_, id) => ({ accountId: id, claims: () => ({ sub: id }) }),
 };
@@ -98,7 +104,15 @@ server.listen(0, '127.0.0.1', () => {
   serve(issuer);
   process.stdout.write(`${JSON.stringify({ issuer })}\n`);
   createInterface({ input: process.stdin })
-    .on('line', async () => {
+    .on('line', async (line) => {
+      if (line.startsWith('client ')) {
+        const client = JSON.parse(line.slice('client '.length));
+        const others = configuration.clients.filter((one) => one.client_id !== client.client_id);
+        configuration.clients = [...others, client];
+        serve(issuer);
+        process.stdout.write(`${JSON.stringify({ client_id: client.client_id })}\n`);
+        return;
+      }
       const key = await signingKey('RS256', `rotated-${configuration.jwks.keys.length}`);
       configuration.jwks = { keys: [key, ...configuration.jwks.keys] };
       serve(issuer);

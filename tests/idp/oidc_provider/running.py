@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,12 +34,19 @@ class RealProvider:
 
     def rotate(self) -> str:
         """Sign with a new RS256 key from now on, and publish the old ones too; its id."""
+        return str(self._told("rotate")["kid"])
+
+    def register(self, **client: Any) -> None:
+        """A client with this metadata, in the place of any of its id."""
+        self._told(f"client {json.dumps(client)}")
+
+    def _told(self, line: str) -> dict[str, Any]:
         assert self._process.stdin is not None
-        self._process.stdin.write(b"rotate\n")
+        self._process.stdin.write(f"{line}\n".encode())
         self._process.stdin.flush()
-        line = _line(self._process)
-        assert line, "the provider has gone"
-        return str(json.loads(line)["kid"])
+        answer = _line(self._process)
+        assert answer, "the provider has gone"
+        return dict(json.loads(answer))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,420 @@
+"""What other sites, people and issuers try with a browser: refused, each for its reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import pytest
+
+from app.domain.scopes import Scope
+from app.http.middleware.context import SAFE_HEADERS
+from tests.http.browsing import PUBLIC, Browser, at_provider
+from tests.http.gateway import gateway
+from tests.http.logging_in import Site, secret_file, site
+from tests.idp.oidc_provider.running import INFERENCE, RealProvider
+
+pytestmark = pytest.mark.anyio
+
+KEY = {"Idempotency-Key": "k"}
+ORDER = "/v1/engines/none/pause"
+
+
+@pytest.fixture(scope="module")
+async def at(
+    tmp_path_factory: pytest.TempPathFactory, provider: RealProvider
+) -> AsyncIterator[Site]:
+    """Two issuers to log in at. One for all tests, none of which asks what was there before."""
+    folder = tmp_path_factory.mktemp("attacks")
+    secret = secret_file(folder / "secrets", "dev", "s" * 40)
+    login = {"client_id": "dashboard", "name": "dev", "client_secret_file": secret}
+    async with site(folder, provider, trust={"login": login}) as made:
+        yield made
+
+
+async def logged_in(at: Site, name: str = "nadia") -> Browser:
+    browser = at.browser()
+    back = await browser.log_in(name, at.provider.issuer)
+    assert back.status_code == 303, back.text
+    return browser
+
+
+OURS = {"Origin": PUBLIC, "Sec-Fetch-Site": "same-origin", "X-Requested-With": "chadburn"}
+CROSS_SITE: list[dict[str, str | None]] = [
+    {"Origin": None, "Sec-Fetch-Site": None},
+    {"Origin": "https://evil.test"},
+    {"Origin": "https://sibling.chadburn.test"},
+    {"Origin": "https://chadburn.test.evil.test"},
+    {"Origin": "https://test"},
+    {"Origin": "http://chadburn.test"},
+    {"Origin": "https://chadburn.test:8443"},
+    {"Origin": "https://chadburn.test/"},
+    {"Origin": "HTTPS://CHADBURN.TEST"},
+    {"Origin": "null"},
+    {"Origin": ""},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "none"},
+    {"Sec-Fetch-Site": "none", "Origin": None},
+    {"Sec-Fetch-Site": "", "Origin": None},
+    {"Sec-Fetch-Site": "cross-site", "Origin": None},
+    {"X-Requested-With": None},
+    {"X-Requested-With": ""},
+    {"X-Requested-With": "XMLHttpRequest"},
+]
+
+
+async def test_a_change_takes_the_gateway_s_own_origin_and_its_header(at: Site) -> None:
+    browser = await logged_in(at)
+    body = {"mode": "drain"}
+    for headers in (
+        OURS,
+        {**OURS, "Sec-Fetch-Site": None},  # a browser that does not say it
+        {**OURS, "Origin": None},
+    ):
+        answer = await ordered(browser, headers, json=body)
+        assert answer == (404, "ENGINE_NOT_FOUND"), headers
+    for changed in CROSS_SITE:
+        headers = {**OURS, **changed}
+        assert await ordered(browser, headers, json=body) == (403, "CROSS_SITE_REFUSED"), changed
+    twice = [*OURS.items(), ("Origin", "https://evil.test"), *KEY.items()]
+    assert await ordered(browser, dict(OURS), json=body, extra=twice) == (403, "CROSS_SITE_REFUSED")
+    rows = [row for row in await at.audited("pause") if row["reason"] == "CROSS_SITE_REFUSED"]
+    assert len(rows) == len(CROSS_SITE) + 1
+    assert {row["principal"]["subject"] for row in rows} == {"nadia"}
+
+
+async def ordered(
+    browser: Browser, headers: dict[str, Any], extra: Any = None, **how: Any
+) -> tuple[int, str]:
+    given: Any = {name: value for name, value in headers.items() if value is not None}
+    if extra is not None:
+        cookie = f"{browser.session_cookie}={browser.session_id}"
+        given = [("Host", "chadburn.test"), ("Cookie", cookie), *extra]
+        answer = await browser.gate.http.post(ORDER, headers=given, **how)
+    else:
+        answer = await browser.send("POST", ORDER, headers={**given, **KEY}, **how)
+    return answer.status_code, answer.json()["reason"]
+
+
+async def test_forms_of_other_sites(at: Site) -> None:
+    """What a page can have a browser send without asking anybody first: three types of body, no
+    header of its own, and its origin in it or not."""
+    browser = await logged_in(at)
+    for kind in (
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "text/plain",
+    ):
+        for origin in ({}, {"Origin": "null"}, {"Origin": "https://evil.test"}):
+            for path in (ORDER, "/auth/logout"):
+                answer = await browser.send(
+                    "POST",
+                    path,
+                    headers={"Content-Type": kind, **origin},
+                    content=b'{"mode":"drain"}',
+                )
+                assert answer.status_code in (400, 403), (kind, origin, path)
+                assert "set-cookie" not in answer.headers
+    assert (await browser.session())["signed_in"] is True
+
+
+async def test_reads_for_other_sites(at: Site) -> None:
+    browser = await logged_in(at)
+    for method in ("GET", "HEAD"):
+        assert (await browser.send(method, "/v1/me")).status_code == 200
+        assert (await browser.send(method, "/v1/me", headers={"Sec-Fetch-Site": "none"})).is_success
+        for headers in (
+            {"Sec-Fetch-Site": "cross-site"},
+            {"Sec-Fetch-Site": "same-site"},
+            {"Origin": "https://sibling.chadburn.test"},
+        ):
+            for path in ("/v1/me", "/v1/events", "/auth/session"):
+                answer = await browser.send(method, path, headers=headers)
+                assert answer.status_code == 403, (method, path, headers)
+                assert "access-control-allow-origin" not in answer.headers
+    asked = {"Origin": "https://evil.test", "Access-Control-Request-Method": "POST"}
+    preflight = await browser.send("OPTIONS", ORDER, headers=asked)
+    assert preflight.status_code == 405
+    assert not any(name.startswith("access-control") for name in preflight.headers)
+
+
+async def test_whoever_shows_a_token_is_judged_by_it_alone(at: Site) -> None:
+    browser = await logged_in(at)
+    bearer = at.gate.auth(Scope.READ, subject="ada")
+    for more in ({}, {"Origin": "https://evil.test", "Sec-Fetch-Site": "cross-site"}):
+        answer = await browser.send("GET", "/v1/me", headers={**bearer, **more})
+        assert (answer.status_code, answer.json()["subject"]) == (200, "ada")
+    answer = await browser.send("POST", ORDER, headers={**bearer, **OURS, **KEY}, json={})
+    assert (answer.status_code, answer.json()["reason"]) == (403, "INSUFFICIENT_SCOPE")
+    for authorization in ("Bearer nonsense.of.some", "Bearer", "Basic YTpi", "DPoP x", ""):
+        sent = {**OURS, "Authorization": authorization}
+        answer = await browser.send("GET", "/v1/me", headers=sent)
+        assert answer.status_code == 401, authorization
+    browser.cookies[browser.session_cookie] = "nonsense"
+    assert (await browser.send("GET", "/v1/me", headers=bearer)).status_code == 200
+
+
+async def test_cookies_that_are_none(at: Site) -> None:
+    browser = await logged_in(at)
+    good, name = browser.session_id, browser.session_cookie
+    for cookie in (
+        f"{name}=",
+        f"{name}={good[:-1]}",
+        f"{name}={good}x",
+        f"{name}={good.swapcase()}",
+        f'{name}="{good}"',
+        f"{name}={good}; {name}={good}",
+        f"{name}={'A' * 43}; {name}={good}",
+    ):
+        headers = {"Host": "chadburn.test", "Cookie": cookie}
+        answer = await at.gate.http.get("/v1/me", headers=headers)
+        assert (answer.status_code, answer.json()["reason"]) == (401, "SESSION_ENDED"), cookie
+        assert "error=" not in answer.headers["www-authenticate"]
+    for cookie in (f"chadburn-session={good}", f"{name.lower()}={good}", f"x{name}={good}"):
+        headers = {"Host": "chadburn.test", "Cookie": cookie}
+        answer = await at.gate.http.get("/v1/me", headers=headers)
+        assert (answer.status_code, answer.json()["reason"]) == (401, "TOKEN_MISSING"), cookie
+
+
+async def test_a_session_that_was_planted_is_nobody_s(at: Site) -> None:
+    """Fixation: the id that a browser has before a login is never the one it has after it."""
+    attacker, victim = await logged_in(at, "mallory"), at.browser()
+    planted = attacker.session_id
+    victim.cookies[victim.session_cookie] = planted
+    assert (await victim.log_in("nadia", at.provider.issuer)).status_code == 303
+    assert victim.session_id != planted
+    assert (await victim.session())["subject"] == "nadia"
+    assert (await attacker.call("GET", "/v1/me")).json()["reason"] == "SESSION_ENDED"
+    before = victim.session_id
+    assert (await victim.log_in("nadia", at.provider.issuer)).status_code == 303
+    assert victim.session_id != before
+    victim.cookies[victim.session_cookie] = before
+    assert (await victim.call("GET", "/v1/me")).json()["reason"] == "SESSION_ENDED"
+
+
+ELSEWHERE = [
+    "https://evil.test",
+    "//evil.test",
+    "///evil.test",
+    "/\\evil.test",
+    "\\/evil.test",
+    "/\t/evil.test",
+    "/\n/evil.test",
+    "/%0a/evil.test",
+    "/%2f%2fevil.test",
+    "/a//b",
+    "/../evil",
+    "evil.test",
+    "",
+    "javascript:alert(1)",
+    "/auth/login",
+    "/auth/logout",
+    "/auth/callback?x=1",
+    "/ü",
+    "/" + "a" * 512,
+]
+
+
+async def test_after_a_login_nobody_is_sent_elsewhere(at: Site) -> None:
+    browser = at.browser()
+    for target in ELSEWHERE:
+        for issuer in ({}, {"issuer": at.provider.issuer}):
+            query = urlencode({**issuer, "return_to": target})
+            answer = await browser.go(f"/auth/login?{query}")
+            assert answer.status_code == 400, target
+            assert answer.json()["reason"] == "RETURN_TO_REFUSED"
+            assert not browser.cookies
+
+
+async def callback(at: Site, browser: Browser, name: str = "nadia") -> str:
+    """Where the issuer sends the browser, which has not been there yet."""
+    return await at_provider(browser, await browser.begin(at.provider.issuer), name)
+
+
+def changed(url: str, **query: str | None) -> str:
+    parts = urlsplit(url)
+    given: dict[str, str | None] = {
+        name: values[0] for name, values in parse_qs(parts.query).items()
+    }
+    kept = {name: value for name, value in {**given, **query}.items() if value is not None}
+    return parts._replace(query=urlencode(kept)).geturl()
+
+
+async def refused(browser: Browser, url: str) -> str:
+    answer = await browser.come_back(url)
+    assert answer.status_code == 400, answer.text
+    assert browser.session_cookie not in browser.cookies
+    return str(answer.json()["reason"])
+
+
+async def test_an_answer_counts_once_and_in_its_own_browser_alone(at: Site) -> None:
+    browser, other = at.browser(), at.browser()
+    url = await callback(at, browser)
+    assert await refused(other, url) == "LOGIN_UNKNOWN"  # login CSRF, or a code that was stolen
+    await other.begin(at.provider.issuer)
+    assert await refused(other, url) == "LOGIN_UNKNOWN"
+    for wrong in (None, "", "x", "x" * 5000):
+        assert await refused(browser, changed(url, state=wrong)) == "LOGIN_UNKNOWN"
+    assert (await browser.come_back(f"{url}&state=another")).status_code == 422
+    kept = dict(browser.cookies)
+    assert (await browser.come_back(url)).status_code == 303
+    assert await refused_again(browser, url) == "LOGIN_UNKNOWN", "its cookie is gone"
+    browser.cookies |= kept
+    assert await refused_again(browser, url) == "LOGIN_REPLAYED"
+    other.cookies = kept
+    assert await refused(other, url) == "LOGIN_REPLAYED"
+
+
+async def refused_again(browser: Browser, url: str) -> str:
+    before = browser.cookies.pop(browser.session_cookie, "")
+    reason = await refused(browser, url)
+    browser.cookies[browser.session_cookie] = before
+    return reason
+
+
+async def test_a_login_s_cookie_is_what_the_gateway_made_it(at: Site) -> None:
+    browser, other = at.browser(), at.browser()
+    url = await callback(at, browser)
+    (name,) = browser.login_cookies
+    good = browser.cookies[name]
+    await other.begin(at.provider.issuer)
+    (foreign,) = (other.cookies[one] for one in other.login_cookies)
+    turned = ("A" if good[40] != "A" else "B").join((good[:40], good[41:]))
+    for value in ("", "x", "%", foreign, turned, good[:-4], f"{good}; {name}={good}"):
+        browser.cookies[name] = value
+        assert await refused(browser, url) == "LOGIN_UNKNOWN", value
+    browser.cookies[name] = good
+    assert (await browser.come_back(url)).status_code == 303
+
+
+async def test_issuers_are_not_mixed_up(at: Site) -> None:
+    """With two of them each answer has to name its own (RFC 9207)."""
+    for wrong in (at.gate.issuer.issuer, f"{at.provider.issuer}/", "", None):
+        browser = at.browser()
+        url = await callback(at, browser)
+        assert await refused(browser, changed(url, iss=wrong)) == "LOGIN_ISSUER_MISMATCH"
+        assert await refused(browser, url) == "LOGIN_REPLAYED", "it is spent"
+    browser = at.browser()
+    url = await callback(at, browser)
+    elsewhere = url.replace("/auth/callback?", "/auth/callback/dev?")
+    assert await refused(browser, elsewhere) == "LOGIN_ISSUER_MISMATCH"
+
+
+async def test_a_path_of_its_own_for_an_issuer_that_does_not_name_itself(
+    tmp_path: Path, provider: RealProvider
+) -> None:
+    async with site(tmp_path, provider, login={"own_path": True}) as at:
+        browser = at.browser()
+        url = await callback(at, browser)
+        assert url.startswith(f"{PUBLIC}/auth/callback/provider?")
+        for path in ("/auth/callback?", "/auth/callback/other?"):
+            misled = at.browser()
+            sent = await callback(at, misled)
+            wrong = sent.replace("/auth/callback/provider?", path)
+            assert await refused(misled, wrong) == "LOGIN_ISSUER_MISMATCH"
+        assert (await browser.come_back(url)).status_code == 303
+
+
+async def test_an_answer_that_is_no_login(at: Site) -> None:
+    browser = at.browser()
+    url = await callback(at, browser)
+    denied = changed(url, code=None, error="access_denied", error_description="<b>no</b>")
+    assert await refused(browser, denied) == "LOGIN_DENIED"
+    assert "<b>" not in browser.seen[-1].text
+    browser = at.browser()
+    assert await refused(browser, changed(await callback(at, browser), code=None)) == "LOGIN_FAILED"
+    browser = at.browser()
+    url = changed(await callback(at, browser), code="made-up")
+    assert await refused(browser, url) == "LOGIN_FAILED"
+    rows = (await at.audited("finish_login"))[:2]
+    assert [row["reason"] for row in rows] == ["LOGIN_FAILED"] * 2
+
+
+async def test_a_code_of_another_login_is_no_use(at: Site) -> None:
+    """Injection: the attacker's own code, in the victim's login. PKCE ties it to the attacker's."""
+    victim, attacker = at.browser(), at.browser()
+    hers = await callback(at, victim)
+    his = await callback(at, attacker, "mallory")
+    code = parse_qs(urlsplit(his).query)["code"][0]
+    assert await refused(victim, changed(hers, code=code)) == "LOGIN_FAILED"
+
+
+async def test_a_login_that_gives_no_permission_here_gives_no_session(
+    tmp_path: Path, provider: RealProvider
+) -> None:
+    async with site(tmp_path, provider, login={"scopes": ()}) as at:
+        browser = at.browser()
+        back = await browser.come_back(await callback(at, browser))
+        assert (back.status_code, back.json()["reason"]) == (403, "LOGIN_FORBIDDEN")
+        assert browser.session_cookie not in browser.cookies
+        (row,) = await at.audited("finish_login")
+        assert (row["outcome"], row["principal"]["subject"]) == ("denied", "nadia")
+    inference = {"scopes": ("inference:generate",), "resource": INFERENCE}
+    (tmp_path / "2").mkdir()
+    async with site(tmp_path / "2", provider, login=inference) as at:
+        browser = at.browser()
+        assert await refused(browser, await callback(at, browser)) == "LOGIN_FAILED"
+
+
+async def test_pages_can_be_framed_by_nobody_and_run_nothing(at: Site) -> None:
+    browser = at.browser()
+    for path in ("/auth/login", "/problems", "/problems/session-ended", "/v1/me", "/auth/session"):
+        answer = await browser.go(path)
+        for name, value in SAFE_HEADERS.items():
+            if name != "Cache-Control":
+                assert answer.headers[name] == value, (path, name)
+        policy = answer.headers["content-security-policy"]
+        for directive in ("default-src 'none'", "frame-ancestors 'none'", "form-action 'none'"):
+            assert directive in policy
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert answer.headers["strict-transport-security"]
+        assert not re.search(r"<script|<style|\sstyle=|\son\w+=", answer.text)
+
+
+async def test_a_person_chooses_among_several_issuers(at: Site) -> None:
+    browser = at.browser()
+    page = await browser.go("/auth/login?return_to=/auth/session?x=%22%3E%3Cscript%3E")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert "<script" not in page.text
+    assert page.text.count("<a href=") == 2
+    assert not browser.cookies
+    logins = (await browser.session())["logins"]
+    assert [one["name"] for one in logins] == ["dev", "provider"]
+    answer = await browser.go(logins[1]["url"])
+    assert answer.headers["location"].startswith(f"{at.provider.issuer}/auth?")
+    unknown = await browser.go("/auth/login?issuer=https://evil.test")
+    assert (unknown.status_code, unknown.json()["reason"]) == (400, "LOGIN_ISSUER_UNKNOWN")
+
+
+async def test_another_host_gets_nothing(at: Site) -> None:
+    browser = await logged_in(at)
+    for host in ("evil.test", "sibling.chadburn.test", "chadburn.test.evil.test"):
+        for path in ("/auth/login", "/auth/session", "/auth/callback?state=x&code=y", "/v1/me"):
+            answer = await browser.send("GET", path, headers={"Host": host})
+            assert (answer.status_code, answer.json()["reason"]) == (421, "HOST_NOT_ALLOWED")
+
+
+async def test_without_a_login_in_the_settings_there_is_none(tmp_path: Path) -> None:
+    async with gateway(tmp_path / "data", registered=False) as gate:
+        for path in ("/", "/auth/login", "/auth/callback?code=x", "/auth/callback/dev"):
+            answer = await gate.http.get(path)
+            assert (answer.status_code, answer.json()["reason"]) == (404, "ROUTE_NOT_FOUND"), path
+        form = {"logout_token": "x"}
+        assert (await gate.http.post("/auth/backchannel-logout", data=form)).status_code == 404
+        session = await gate.http.get("/auth/session", headers={"Cookie": "chadburn-session=x"})
+        assert session.json() == {
+            "signed_in": False,
+            "issuer": None,
+            "subject": None,
+            "client_id": None,
+            "scopes": [],
+            "logins": [],
+        }
+        cookie = {"Cookie": f"chadburn-session={'A' * 43}"}
+        answer = await gate.http.get("/v1/me", headers=cookie)
+        assert (answer.status_code, answer.json()["reason"]) == (401, "TOKEN_MISSING")
