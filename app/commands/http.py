@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 
 from app.commands.ending import CommandFailed, Exit, OutcomeLost, usage
+from app.commands.login.places import is_loopback
 from app.commands.target import Target, plain
 
 Json = dict[str, Any]
@@ -44,6 +45,8 @@ class Gateway:
                 base_url=target.url,
                 headers={"accept": "application/json"},
                 auth=_Bearer(target.token),
+                # Plaintext for this machine must not leave it by way of a proxy.
+                trust_env=not (target.url.startswith("http://") and is_loopback(target.url)),
                 timeout=httpx2.Timeout(ANSWER_S, connect=CONNECT_S),
             )
         except httpx2.InvalidURL as error:

@@ -68,7 +68,7 @@ def demo_people() -> tuple[Person, ...]:
             "ada",
             "Ada",
             "admins",
-            "May give every order, but hand over pickled weights.",
+            "May give every order except to take pickled weights.",
             set(Scope) - {Scope.WEIGHTS_UNSAFE},
         ),
     )

@@ -7,6 +7,7 @@ unknown, an answer that gets lost. What the real one does is shown in tests/e2e.
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -56,7 +57,7 @@ class Gateway:
 
 
 @contextmanager
-def scripted() -> Iterator[Gateway]:
+def scripted(tls: ssl.SSLContext | None = None) -> Iterator[Gateway]:
     gateway = Gateway()
 
     class Handler(BaseHTTPRequestHandler):
@@ -89,9 +90,19 @@ def scripted() -> Iterator[Gateway]:
 
         do_GET = do_POST = do_PUT = do_DELETE = _handle  # noqa: N815 - names that http.server calls
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: Any) -> None:
+            """Clients that go away in the middle are what some tests are about."""
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     gateway.url = f"http://127.0.0.1:{server.server_address[1]}"
+    if tls is not None:
+        # The handshake is the thread's of the connection, not that of the one who accepts.
+        server.socket = tls.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
+        gateway.url = f"https://localhost:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from app.commands.login.device import Begun, wait
 from app.commands.login.metadata import IssuerEndpoints, Protected
 from app.commands.logins import login
 from app.commands.target import Target
+from tests.backends.certificates import Authority
 from tests.cli.conftest import Ran, Run
-from tests.cli.scripted import Answer, Gateway, Json, Seen
+from tests.cli.scripted import Answer, Gateway, Json, Seen, scripted
 
 RESOURCE = "/.well-known/oauth-protected-resource"
 METADATA = "/.well-known/openid-configuration"
@@ -353,6 +355,37 @@ def test_a_long_command_shows_the_token_of_the_moment(gateway: Gateway) -> None:
     calls.close()
     shown = [seen.headers["authorization"] for seen in gateway.seen]
     assert shown == ["Bearer first", "Bearer second"]
+
+
+def test_over_tls_only_who_is_known_is_told_anything(
+    log_in: LogIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*authority.issue("localhost"))
+    with scripted(tls) as gateway:
+        House(gateway)
+        ran = log_in(gateway.url)
+        assert (ran.code, gateway.seen) == (7, [])
+        assert "certificate" in ran.err.lower()
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
+        assert log_in(gateway.url).code == 0
+        # By another name it is another, whatever it says.
+        ran = log_in(gateway.url.replace("localhost", "127.0.0.1"))
+        assert (ran.code, "mismatch" in ran.err.lower()) == (7, True)
+
+
+def test_what_is_for_this_machine_does_not_leave_it(
+    log_in: LogIn, gateway: Gateway, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scripted() as proxy:
+        proxy.then(Answer(500))
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        assert log_in(gateway.url).code == 0
+        assert proxy.seen == []
 
 
 def test_nothing_asks_for_a_secret_as_an_argument(run: Run) -> None:

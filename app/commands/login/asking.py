@@ -132,12 +132,15 @@ def _client(url: str, who: AskedAs) -> Any:
 
 
 def _manner(url: str) -> dict[str, Any]:
+    plaintext = url.startswith("http://")
     return {
         "timeout": httpx2.Timeout(READ_S, connect=CONNECT_S),
         "follow_redirects": False,
-        # To read the certificates of all authorities takes longer than all else here, and http,
-        # which is allowed on this machine alone, shows none.
-        "verify": not url.startswith("http://"),
+        # http is allowed on this machine alone, and shows no certificate: to read those of all
+        # authorities would take longer than all else here.
+        "verify": not plaintext,
+        # And it must not leave this machine by way of a proxy.
+        "trust_env": not plaintext,
     }
 
 
