@@ -73,14 +73,14 @@ def login(
 ) -> None:
     """Log in to a gateway, at its issuer and in a browser anywhere. Commands for this gateway then
     use the login, and renew its tokens."""
-    from app.commands.login.keeping import Logins, user_folder
+    from app.commands.login.keeping import user_logins
     from app.commands.login.metadata import read_gateway, read_issuer
 
     if client_secret_file is not None and not client_credentials:
         raise usage("--client-secret-file goes with --client-credentials")
     gateway = read_gateway(address(url, demo_dir))
     at = read_issuer(gateway.issuer(issuer))
-    logins = Logins(user_folder(os.environ))
+    logins = user_logins(os.environ)
     asked = _parameters(gateway, at, resource=resource, audience=audience)
     scopes = [name for text in scope or [] for name in text.split()]
     if client_credentials:
@@ -98,10 +98,10 @@ def login(
 
 def logout(url: Url = None, demo_dir: DemoDir = DEMO_DIR) -> None:
     """End a login: tell its issuer, and delete what is kept of it."""
-    from app.commands.login.keeping import Logins, user_folder
+    from app.commands.login.keeping import user_logins
 
     gateway = address(url, demo_dir)
-    logins = Logins(user_folder(os.environ))
+    logins = user_logins(os.environ)
     if logins.read(gateway) is None:
         print(f"not logged in at {gateway}")
         return

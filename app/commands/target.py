@@ -123,9 +123,10 @@ def login_at(gateway: str) -> Callable[[], str] | None:
     from app.commands.login.keeping import Logins, user_folder
     from app.commands.login.places import base_url
 
-    logins = Logins(user_folder(os.environ))
-    kept = logins.read(base_url(gateway))
-    if kept is None:
+    folder = user_folder(os.environ)
+    logins = None if folder is None else Logins(folder)
+    kept = None if logins is None else logins.read(base_url(gateway))
+    if logins is None or kept is None:
         return None
     # It brings Authlib with it, which a command without a login does without.
     from app.commands.login.bearing import Bearer

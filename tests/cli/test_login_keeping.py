@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import stat
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -202,6 +203,25 @@ def test_one_process_at_a_time_and_none_waits_for_ever(logins: Logins) -> None:
 )
 def test_where_it_is_kept(variables: dict[str, str], where: str) -> None:
     assert user_folder(variables) == Path(where).expanduser()
+
+
+def test_who_has_no_home_has_no_login(
+    run: Run, gateway: Gateway, demo_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(_: int) -> Any:
+        raise KeyError("no such user")
+
+    gateway.then(Answer(202, operation()))
+    for home in (None, "/dev/null"):
+        monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+        monkeypatch.delenv("HOME", raising=False)
+        if home is not None:
+            monkeypatch.setenv("HOME", home)
+        monkeypatch.setattr(pwd, "getpwuid", nobody)
+        assert run(*DRAIN).code == 0
+    monkeypatch.delenv("HOME")
+    ran = run("logout")
+    assert (ran.code, "set HOME" in ran.err) == (2, True)
 
 
 def test_a_login_counts_more_than_a_demo_and_less_than_what_is_given(

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from app.commands.ending import CommandFailed, Exit
+from app.commands.ending import CommandFailed, Exit, usage
 
 LOCK_S = 90.0
 """Longer than a renewal may take."""
@@ -80,6 +80,9 @@ class Logins:
         except FileNotFoundError:
             return None
         except OSError as error:
+            # A home that is no folder holds nothing; a link in the folder's place may lead anywhere.
+            if isinstance(error, NotADirectoryError) and not self.folder.is_symlink():
+                return None
             raise self._refused(f"{self.folder / name} can't be read: {error.strerror}") from error
         try:
             return _kept(json.loads(text), gateway)
@@ -175,11 +178,23 @@ class Held:
             os.fsync(self._folder)
 
 
-def user_folder(variables: Mapping[str, str]) -> Path:
-    """By the XDG base directory specification, which has a relative path ignored."""
+def user_folder(variables: Mapping[str, str]) -> Path | None:
+    """By the XDG base directory specification, which has a relative path ignored. None: this user
+    has no home, as in some containers."""
     configured = Path(variables.get("XDG_CONFIG_HOME", ""))
-    base = configured if configured.is_absolute() else Path.home() / ".config"
+    try:
+        base = configured if configured.is_absolute() else Path.home() / ".config"
+    except RuntimeError:
+        return None
     return base / "chadburn"
+
+
+def user_logins(variables: Mapping[str, str]) -> Logins:
+    """Raises CommandFailed."""
+    folder = user_folder(variables)
+    if folder is None:
+        raise usage("logins are kept in your home: set HOME, or XDG_CONFIG_HOME")
+    return Logins(folder)
 
 
 def _name(gateway: str) -> str:
