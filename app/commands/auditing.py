@@ -55,9 +55,11 @@ def verify(
         print(compact(_document(verdict)))
     else:
         print("\n".join(_lines(verdict)))
-    if verdict.broken is not None:
-        where = f"seal {verdict.broken.number}" if verdict.broken.number else "the chain"
-        raise CommandFailed(Exit.FAILED, f"{where} does not hold: {verdict.broken.message}")
+    broken = verdict.broken
+    if broken is not None:
+        where = f"seal {broken.number}" if broken.number else "the chain"
+        more = "" if len(verdict.breaks) == 1 else f"; {len(verdict.breaks) - 1} more do not hold"
+        raise CommandFailed(Exit.FAILED, f"{where} does not hold: {broken.message}{more}")
 
 
 def _lines(verdict: Verdict) -> list[str]:
@@ -66,9 +68,13 @@ def _lines(verdict: Verdict) -> list[str]:
         at = rfc3339(verdict.pruned.pruned_at)
         lines.append(f"pruned: entries up to {verdict.pruned.to_id} are kept no longer, since {at}")
     lines.append(f"verified: {verdict.rows} entries under {verdict.seals} seals")
-    broken, tail, head = verdict.broken, verdict.unsealed, verdict.head
-    if broken is not None and broken.number:
+    tail, head = verdict.unsealed, verdict.head
+    for broken in verdict.breaks:
+        if not broken.number:
+            continue  # none that is there
         lines.append(f"broken: seal {broken.number}, entries {broken.from_id} to {broken.to_id}")
+        if not broken.entries:
+            lines.append(f"  {broken.message}")
         lines += [f"  entry {one} was {how}" for one, how in broken.entries.items()]
     if tail.rows:
         since = "" if tail.oldest_at is None else f", since {rfc3339(tail.oldest_at)}"
@@ -83,11 +89,11 @@ def _lines(verdict: Verdict) -> list[str]:
 def _document(verdict: Verdict) -> dict[str, Any]:
     tail = verdict.unsealed
     return {
-        "intact": verdict.broken is None,
+        "intact": not verdict.breaks,
         "verified_entries": verdict.rows,
         "verified_seals": verdict.seals,
         "pruned_to": None if verdict.pruned is None else verdict.pruned.to_id,
-        "broken": None if verdict.broken is None else asdict(verdict.broken),
+        "broken": [asdict(broken) for broken in verdict.breaks],
         "unsealed": {
             "entries": tail.rows,
             "from_id": tail.from_id,

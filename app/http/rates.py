@@ -77,7 +77,7 @@ def neighbourhood(address: str) -> str:
     try:
         parsed = ipaddress.ip_address(_without_port(address).partition("%")[0])
     except ValueError:
-        return address[:64]
+        return address
     if isinstance(parsed, ipaddress.IPv6Address):
         if parsed.ipv4_mapped is not None:
             return str(parsed.ipv4_mapped)

@@ -23,11 +23,12 @@ ROWS_IN_A_SEAL = 10_000
 """No release makes a seal of more."""
 NAMED = 20
 """Of the rows of a seal that does not hold: so many are named."""
+BREAKS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """The first seal that does not hold, and why. `number` 0: not one of those that are there.
+    """A seal that does not hold, and why. `number` 0: not one of those that are there.
     `entries`: some rows that are not what was sealed, by id: `changed`, `removed`, `put in`."""
 
     number: int
@@ -50,16 +51,22 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`rows` and `seals`: how many hold, up to `broken`. `pruned`: what the chain hangs from, if
-    its beginning is kept no longer. `head`: the last seal that is there."""
+    """`rows` and `seals`: how many hold. `breaks`: those that do not, up to `BREAKS`, after which
+    no further one is looked at. `pruned`: what the chain hangs from, if its beginning is kept no
+    longer. `head`: the last seal that was looked at; one that came meanwhile was not."""
 
     schema: Standing
     rows: int
     seals: int
     pruned: Seal | None
     head: Seal | None
-    broken: Break | None
+    breaks: tuple[Break, ...]
     unsealed: Tail
+
+    @property
+    def broken(self) -> Break | None:
+        """The first."""
+        return self.breaks[0] if self.breaks else None
 
 
 async def verify(url: str, from_seal: str | None = None) -> Verdict:
@@ -70,7 +77,7 @@ async def verify(url: str, from_seal: str | None = None) -> Verdict:
     """
     async with looking(url) as (connection, schema):
         reader = _Reader(connection)
-        broken = await reader.whole(from_seal)
+        await reader.read(from_seal)
         head = await head_of(connection)
         last = 0 if head is None else head.to_id
         return Verdict(
@@ -78,8 +85,8 @@ async def verify(url: str, from_seal: str | None = None) -> Verdict:
             reader.rows,
             reader.seals,
             reader.pruned,
-            head,
-            broken,
+            reader.last or head,
+            tuple(reader.breaks),
             await _tail(connection, last),
         )
 
@@ -90,8 +97,10 @@ class _Reader:
         self.rows = 0
         self.seals = 0
         self.pruned: Seal | None = None
+        self.breaks: list[Break] = []
+        self.last: Seal | None = None
 
-    async def whole(self, from_seal: str | None) -> Break | None:
+    async def read(self, from_seal: str | None) -> None:
         number = 0
         if from_seal is not None:
             known = select(audit_seals.c.number).where(audit_seals.c.digest == from_seal)
@@ -101,11 +110,13 @@ class _Reader:
                     "no seal has the given digest: the chain was written anew, the database was "
                     "restored from an earlier backup, or that seal is kept no longer"
                 )
-                return Break(0, 0, 0, message)
+                self.breaks.append(Break(0, 0, 0, message))
+                return
             number = found - 1
         before: Seal | None = None
         while seals := await self._behind(number):
             for seal in seals:
+                self.last = seal
                 wrong = await self._judge(seal, before, begins=from_seal is not None)
                 if wrong is not None:
                     since = await self._pruned_meanwhile(seal)
@@ -113,10 +124,11 @@ class _Reader:
                         # Its rows went while they were being read. What follows is judged as ever.
                         before = self.pruned = replace(seal, pruned_at=since)
                         continue
-                    return wrong
+                    self.breaks.append(wrong)
+                    if len(self.breaks) == BREAKS:
+                        return
                 before = seal
             number = seals[-1].number
-        return None
 
     async def _behind(self, number: int) -> list[Seal]:
         following = (

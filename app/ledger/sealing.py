@@ -23,6 +23,7 @@ anew. For that a digest has to be kept elsewhere; each one is in the log.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -35,6 +36,8 @@ from app.ledger.duties import Duties, kept
 from app.ledger.seals import COLUMNS, FORM, GENESIS, sealed
 from app.ledger.tables import audit, audit_seals
 from app.ledger.values import Duty, Seal
+
+log = logging.getLogger(__name__)
 
 DUTY = "seal the audit"
 ROWS_AT_ONCE = 250
@@ -89,6 +92,7 @@ class Sealing:
         last, writing = await self._database.read(_taken_and_writers)
         while writing:
             if asyncio.get_running_loop().time() >= ends_at:
+                log.warning("the audit is not sealed: who has written to it does not end")
                 return 0
             await asyncio.sleep(_LOOK_S)
             writing &= await self._database.read(_writers)

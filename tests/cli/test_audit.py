@@ -45,7 +45,7 @@ def changed(tmp_path: Path, statement: str) -> None:
 
 @pytest.fixture
 async def there(tmp_path: Path) -> None:
-    await written(tmp_path, "a", "b", "c")
+    await written(tmp_path, "a", "b", "c", "d")
 
 
 def test_what_holds_is_said_with_its_head(run: Run, config: str, there: None) -> None:
@@ -53,13 +53,13 @@ def test_what_holds_is_said_with_its_head(run: Run, config: str, there: None) ->
     told = run("audit", "verify", "--config", config)
     assert told.code == 0, told.err
     lines = told.out.splitlines()
-    assert lines[0] == "verified: 2 entries under 2 seals"
-    assert lines[1] == "unsealed: 1 entries, 3 to 3, since 2026-03-01T12:00:00.123456Z"
+    assert lines[0] == "verified: 3 entries under 3 seals"
+    assert lines[1] == "unsealed: 1 entries, 4 to 4, since 2026-03-01T12:00:00.123456Z"
     assert lines[2].startswith("head: ")
     head = lines[2].split()[1]
     document = json.loads(run("audit", "verify", "--config", config, "--json").out)
     assert document["intact"] is True
-    assert (document["verified_entries"], document["unsealed"]["entries"]) == (2, 1)
+    assert (document["verified_entries"], document["unsealed"]["entries"]) == (3, 1)
     assert document["head"]["digest"] == head
     again = run("audit", "verify", "--config", config, "--from-seal", head)
     assert (again.code, again.out.splitlines()[0]) == (0, "verified: 1 entries under 1 seals")
@@ -71,16 +71,23 @@ def test_what_holds_is_said_with_its_head(run: Run, config: str, there: None) ->
 
 def test_what_does_not_hold_is_said(run: Run, config: str, tmp_path: Path, there: None) -> None:
     del there
-    changed(tmp_path, "UPDATE audit SET outcome = 'refused' WHERE id = 2")
+    changed(tmp_path, "UPDATE audit SET outcome = 'refused' WHERE id = 1")
+    changed(tmp_path, "DELETE FROM audit WHERE id = 3")
     told = run("audit", "verify", "--config", config)
     assert told.code == 3
-    assert "broken: seal 2, entries 2 to 2" in told.out
-    assert "  entry 2 was changed" in told.out
-    assert told.err == "chadburn: seal 2 does not hold: entry 2 was changed\n"
+    assert told.out.splitlines()[:5] == [
+        "verified: 1 entries under 1 seals",
+        "broken: seal 1, entries 1 to 1",
+        "  entry 1 was changed",
+        "broken: seal 3, entries 3 to 3",
+        "  entry 3 was removed",
+    ]
+    line = "chadburn: seal 1 does not hold: entry 1 was changed; 1 more do not hold\n"
+    assert told.err == line
     document = json.loads(run("audit", "verify", "--config", config, "--json").out)
     assert document["intact"] is False
-    assert document["broken"]["number"] == 2
-    assert document["broken"]["entries"] == {"2": "changed"}
+    assert [broken["number"] for broken in document["broken"]] == [1, 3]
+    assert document["broken"][1]["entries"] == {"3": "removed"}
     assert document["verified_entries"] == 1
 
 

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from app.domain.scopes import Scope
+from app.http.middleware.context import MAX_SOURCE_CHARS
 from app.http.rates import Meter, Rate, neighbourhood
 from app.http.records import record_refused_callers
 from tests.auth.conftest import Origin
@@ -100,7 +101,7 @@ def test_the_one_that_was_quiet_for_longest_is_forgotten() -> None:
         ("fe80::1%eth0", "fe80::/48"),
         ("local", "local"),
         ("", ""),
-        ("x" * 500, "x" * 64),
+        ("unknown", "unknown"),
     ],
 )
 def test_of_ipv6_a_network_is_one_address(address: str, counted_as: str) -> None:
@@ -184,6 +185,9 @@ async def test_orders_have_a_rate_for_each_address_behind_trusted_proxies(tmp_pa
         codes = await asyncio.gather(*(order(f"2001:db8:7:{n:x}::1", n) for n in range(1, 20)))
         assert 429 in codes, "many callers, and one site"
         assert await order("192.0.2.1", 1) == 400
+        assert await order("x" * 5_000, 1) == 400
+        rows = (await gate.get("/v1/audit")).json()["items"]
+        assert max(len(row["source"]) for row in rows if row["source"]) == MAX_SOURCE_CHARS
 
 
 async def test_what_a_caller_says_of_its_address_counts_for_nothing(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ SAFE_HEADERS = {
 _HSTS = "max-age=31536000"
 UNMATCHED = "unmatched"
 
+MAX_SOURCE_CHARS = 80
 _log = logger("chadburn.http")
 
 
@@ -58,7 +59,8 @@ class Context:
         enter(ids)
         state: dict[str, Any] = scope.setdefault("state", {})
         state["ids"] = ids
-        state["source"] = scope["client"][0] if scope.get("client") else "local"
+        # A proxy passes on what it likes; so long is an address at most, with a zone and a port.
+        state["source"] = scope["client"][0][:MAX_SOURCE_CHARS] if scope.get("client") else "local"
         answer = _Answer(send, ids, self._https)
         try:
             await self._app(scope, receive, answer)
