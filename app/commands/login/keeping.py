@@ -80,7 +80,7 @@ class Logins:
         except FileNotFoundError:
             return None
         except OSError as error:
-            # A home that is no folder holds nothing; a link in the folder's place may lead anywhere.
+            # A home that is no folder holds nothing; a link in place of ours may lead anywhere.
             if isinstance(error, NotADirectoryError) and not self.folder.is_symlink():
                 return None
             raise self._refused(f"{self.folder / name} can't be read: {error.strerror}") from error
