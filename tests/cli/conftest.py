@@ -4,11 +4,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import typer
 
-from app.cli import main
+import app.cli
 from tests.cli.scripted import Gateway, scripted
 
 
@@ -27,9 +28,22 @@ def gateway() -> Iterator[Gateway]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def built() -> Callable[[], Any]:
+    """The command with all its verbs, as typer makes it of them at every start: it takes longer
+    than most of what is tried here, and comes out the same."""
+    return typer.main.get_command(app.cli.app)
+
+
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+def run(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    built: Callable[[], Any],
+) -> Run:
     """`chadburn ARGUMENTS` in an empty folder, without settings from around it."""
+    monkeypatch.setattr(app.cli, "app", built)
     monkeypatch.chdir(tmp_path)
     for name in ("URL", "TOKEN", "CONFIG", "CLIENT_ID", "CLIENT_SECRET"):
         monkeypatch.delenv(f"CHADBURN_{name}", raising=False)
@@ -39,7 +53,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     def run(*arguments: str) -> Ran:
         monkeypatch.setattr(sys, "argv", ["chadburn", *arguments])
         with pytest.raises(SystemExit) as ended:
-            main()
+            app.cli.main()
         out, err = capsys.readouterr()
         return Ran(int(ended.value.code or 0), out, err)
 
