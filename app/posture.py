@@ -16,6 +16,7 @@ from app.domain.engine import Registration
 from app.settings import CredentialSettings, IssuerSettings, Settings
 
 DOES_NOT_START = "DOES_NOT_START"
+_DAY_S = 86_400
 _MANY_ADDRESSES = 1 << 20
 _VERIFIED = ("verify-ca", "verify-full")
 
@@ -44,12 +45,17 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """An issuer, as far as it matters who is let in."""
+    """An issuer, as far as it matters who is let in. `asked`: about which tokens, if it is asked
+    about any. `dpop`: whether tokens may, or must, be bound to a key. `login`: people log in there
+    with a browser."""
 
     issuer: str
     audience: str | None
     profile: str
     algorithms: tuple[str, ...]
+    asked: str | None
+    dpop: str
+    login: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,13 @@ def _at(host: str, port: int) -> str:
 def _trusted(settings: Settings) -> tuple[Trust, ...]:
     return tuple(
         Trust(
-            without_user(one.issuer), one.audience or settings.audience, one.profile, one.algorithms
+            without_user(one.issuer),
+            one.audience or settings.audience,
+            one.profile,
+            one.algorithms,
+            None if one.introspection is None else one.introspection.tokens,
+            one.dpop,
+            one.login is not None,
         )
         for one in settings.issuers
     )
@@ -194,6 +206,13 @@ def _of_callers(settings: Settings) -> Iterator[Remark]:
     ):
         if getattr(settings, name) == 0:
             yield Remark("NO_RATE", name, "there is no limit")
+    logins = any(one.login for one in settings.issuers)
+    if logins and settings.browser_sessions.longest_s > _DAY_S:
+        yield Remark(
+            "SESSIONS_LAST_LONG",
+            "browser_sessions",
+            "a browser that somebody else gets hold of stays logged in for days",
+        )
     if settings.log_level == "debug":
         yield Remark("DEBUG_LOG", "log_level", "meant for looking for a fault, not for good")
 

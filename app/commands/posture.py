@@ -61,6 +61,12 @@ def _lines(found: Posture) -> list[str]:
     lines.append("issuers")
     for issuer in found.issuers:
         facts = [str(issuer.audience), issuer.profile, " ".join(issuer.algorithms)]
+        if issuer.asked is not None:
+            facts.append(f"asked about tokens: {issuer.asked}")
+        if issuer.dpop != "off":
+            facts.append(f"DPoP {issuer.dpop}")
+        if issuer.login:
+            facts.append("logins with a browser")
         lines.append(f"  {issuer.issuer}: {', '.join(facts)}")
     lines.append("engines")
     if found.engines is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from datetime import UTC, datetime
@@ -90,6 +91,14 @@ def test_what_is_set_with_care_is_not_remarked_on() -> None:
             "metrics_host",
         ),
         ({"clients_may_settle": True}, "PROGRAMS_MAY_SETTLE", "clients_may_settle"),
+        (
+            {
+                "issuers": ({"issuer": "https://i.test", "login": {"client_id": "c"}},),
+                "browser_sessions": {"longest_s": 90_000},
+            },
+            "SESSIONS_LAST_LONG",
+            "browser_sessions",
+        ),
         ({"max_changes_per_s": 0}, "NO_RATE", "max_changes_per_s"),
         ({"log_level": "debug"}, "DEBUG_LOG", "log_level"),
         (
@@ -176,15 +185,20 @@ def test_the_table_of_routes_is_the_application_s() -> None:
 
 
 def test_the_command_says_it_with_or_without_a_ledger(run: Run, tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+    config, key = tmp_path / "gateway.toml", tmp_path / "key"
+    key.write_text(base64.b64encode(b"k" * 32).decode())
     config.write_text(
         f'data_dir = "{tmp_path / "data"}"\naudience = "urn:test"\nclients_may_settle = true\n'
-        '[[issuers]]\nissuer = "https://issuer.test"\n'
+        f'browser_sessions = {{ key_files = ["{key}"] }}\n'
+        '[[issuers]]\nissuer = "https://issuer.test"\ndpop = "allowed"\n'
+        'login = { client_id = "dashboard" }\n'
+        f'[issuers.introspection]\nclient_id = "c"\nclient_secret_file = "{config}"\n'
     )
     ran = run("posture", "--config", str(config))
     assert ran.code == 0, ran.err
     assert "  http 127.0.0.1:8765: loopback, plaintext, tokens\n" in ran.out
-    assert "  https://issuer.test: urn:test, strict, RS256 ES256\n" in ran.out
+    assert "  https://issuer.test: urn:test, strict, RS256 ES256, asked about tokens: " in ran.out
+    assert "tokens: opaque, DPoP allowed, logins with a browser\n" in ran.out
     assert "  the register could not be read\n" in ran.out
     assert "  GET /metrics: admin:read\n" in ran.out
     assert "  GET /healthz\n" in ran.out
