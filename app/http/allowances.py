@@ -64,7 +64,8 @@ class Allowances:
         of_address = Rate(changes_per_s_of_address, changes_per_s_of_address * _BURST_S)
         self._changes_of_address = _meter(of_address, most_keys)
         self._good: OrderedDict[bytes, None] = OrderedDict()
-        self._asking: Counter[str] = Counter()
+        # For each address the tokens that are being judged, and in how many calls.
+        self._asking: dict[str, Counter[bytes]] = {}
         self._asks_are_limited = refusals_per_minute > 0
         self._most = most_keys
         self._now = now
@@ -77,7 +78,7 @@ class Allowances:
         if token is None or token in self._good or not self._asks_are_limited:
             yield
         else:
-            with self._one_more_asked_about(request):
+            with self._asked_about(request, token):
                 yield
         if token is not None:
             self._good[token] = None
@@ -103,21 +104,26 @@ class Allowances:
         return TooManyRefusals(wait_s) if wait_s else error
 
     @contextmanager
-    def _one_more_asked_about(self, request: Request) -> Iterator[None]:
+    def _asked_about(self, request: Request, token: bytes) -> Iterator[None]:
         address = _address_of(request)
-        if self._asking[address] >= _ASKED_AT_ONCE:
-            raise TooManyNewTokens(1.0)
-        wait_s = self._refused_addresses.take(address, self._now())
-        if wait_s:
-            raise TooManyNewTokens(wait_s)
-        request.state.counted_as_new = True
-        self._asking[address] += 1
+        asking = self._asking.get(address, Counter())
+        if token not in asking:  # or it is one question, shared by all who wait for it
+            if len(asking) >= _ASKED_AT_ONCE:
+                raise TooManyNewTokens(1.0)
+            wait_s = self._refused_addresses.take(address, self._now())
+            if wait_s:
+                raise TooManyNewTokens(wait_s)
+            request.state.counted_as_new = True
+        self._asking[address] = asking
+        asking[token] += 1
         try:
             yield
         finally:
-            self._asking[address] -= 1
-            if not self._asking[address]:
-                del self._asking[address]
+            asking[token] -= 1
+            if not asking[token]:
+                del asking[token]
+            if not asking:
+                self._asking.pop(address, None)
 
     def _count_change(self, request: Request) -> None:
         now = self._now()

@@ -298,6 +298,20 @@ async def test_the_issuer_is_not_asked_about_a_flood_of_guesses(
         assert reasons["192.0.2.1"] == {"TOKEN_INACTIVE": 5, "TOO_MANY_NEW_TOKENS": 5}
 
 
+async def test_many_calls_with_one_new_token_are_one_question(
+    tmp_path: Path, origin: Origin
+) -> None:
+    async with asked(tmp_path, origin, max_refusals_per_minute=2) as there:
+        held = asyncio.Event()
+        there.says(held, sub="ops")
+        before = there.questions
+        calls = [asyncio.create_task(there.reading("new")) for _ in range(30)]
+        await until(lambda: there.questions > before)
+        held.set()
+        assert await asyncio.gather(*calls) == [(200, None)] * 30
+        assert there.questions == before + 1
+
+
 async def test_one_address_does_not_fill_the_places_of_an_issuer_that_is_slow(
     tmp_path: Path, origin: Origin
 ) -> None:
