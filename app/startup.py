@@ -13,8 +13,8 @@ from app.auth.policy.reading import PolicyRefused
 from app.auth.sessions.clients import LoginAuth, LoginClient, LoginClients, default_name
 from app.auth.sessions.house import LoginSetup
 from app.auth.sessions.kept import SessionRules
-from app.auth.sessions.provider import private_key
 from app.auth.sessions.sealing import SealingKeys, read_key
+from app.auth.sessions.wire import private_key
 from app.auth.tokens.issuers import (
     ClientAuth,
     DpopUse,

@@ -291,6 +291,14 @@ async def test_a_login_s_cookie_is_what_the_gateway_made_it(at: Site) -> None:
     assert (await browser.come_back(url)).status_code == 303
 
 
+async def test_logins_that_are_given_up_do_not_pile_up(at: Site) -> None:
+    browser = at.browser()
+    for number in range(20):
+        await browser.begin(at.provider.issuer)
+        assert len(browser.login_cookies) == number % 8 + 1
+    assert (await browser.come_back(await callback(at, browser))).status_code == 303
+
+
 async def test_issuers_are_not_mixed_up(at: Site) -> None:
     """With two of them each answer has to name its own (RFC 9207)."""
     for wrong in (at.gate.issuer.issuer, f"{at.provider.issuer}/", "", None):

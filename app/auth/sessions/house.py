@@ -11,7 +11,7 @@ import httpx2
 
 from app.auth.sessions.clients import LoginClients
 from app.auth.sessions.desk import SessionDesk
-from app.auth.sessions.kept import Judge, SessionRules, TokenSafe
+from app.auth.sessions.kept import Judge, Providers, SessionRules, TokenSafe
 from app.auth.sessions.logins import Logins
 from app.auth.sessions.places import BrowserPlace
 from app.auth.sessions.provider import Provider, ProviderTimings
@@ -39,9 +39,12 @@ class LoginHouse:
     logins: Logins
     desk: SessionDesk
     refreshes: Refreshes
+    providers: Providers
 
     async def aclose(self) -> None:
         await self.refreshes.aclose()
+        for provider in self.providers.values():
+            await provider.aclose()
 
 
 def open_house(
@@ -104,4 +107,4 @@ def open_house(
         clock=clock,
         new_secret=new_secret,
     )
-    return LoginHouse(logins, desk, refreshes)
+    return LoginHouse(logins, desk, refreshes, providers)

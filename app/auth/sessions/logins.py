@@ -31,8 +31,9 @@ from app.auth.sessions.errors import (
 from app.auth.sessions.issuer_tokens import LoggedIn, Unfit, judge_id_token
 from app.auth.sessions.kept import Judge, Providers, Visitor
 from app.auth.sessions.places import BrowserPlace, cookies_named
-from app.auth.sessions.provider import GrantedTokens, GrantRefused, error_code
+from app.auth.sessions.provider import GrantedTokens, GrantRefused
 from app.auth.sessions.sealing import SealingKeys, Unsealable, digest_of
+from app.auth.sessions.wire import error_code
 from app.auth.tokens.errors import TokenInvalid
 from app.clock import Clock
 
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 LOGIN_S = 600
 """How long a person may take at the issuer."""
 _PURPOSE = "login"
+_MOST_UNDER_WAY = 8
+"""In one browser: each is a cookie of half a kilobyte, and a request's headers have a limit."""
 _MAX_ANSWER_CHARS = 4096
 
 
@@ -52,10 +55,12 @@ class UsedOnce(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Where the browser goes, and the cookie that it takes along (text of Set-Cookie)."""
+    """Where the browser goes, and the cookie that it takes along; others that are to go before it
+    (texts of Set-Cookie)."""
 
     location: str
     cookie: str
+    gone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +129,11 @@ class Logins:
             raise LoginIssuerUnknown
         return client
 
-    async def begin(self, client: LoginClient, return_to: str | None) -> Begun:
-        """Raises ReturnRefused, IssuerUnavailable."""
+    async def begin(
+        self, client: LoginClient, return_to: str | None, cookies: Sequence[str] = ()
+    ) -> Begun:
+        """`cookies`: the Cookie headers of the request, in which logins that were given up must not
+        pile up. Raises ReturnRefused, IssuerUnavailable."""
         return_path = self._place.return_path(return_to)
         state, nonce, code_verifier = (self._new_secret() for _ in range(3))
         provider = self._providers[client.issuer]
@@ -146,7 +154,13 @@ class Logins:
         )
         value = base64.urlsafe_b64encode(sealed).rstrip(b"=").decode()
         name = self._place.login_cookie(digest_of(state))
-        return Begun(location, self._place.cookie(name, value, LOGIN_S))
+        under_way = self._place.logins_under_way(cookies)
+        given_up = under_way if len(under_way) >= _MOST_UNDER_WAY else ()
+        return Begun(
+            location,
+            self._place.cookie(name, value, LOGIN_S),
+            tuple(self._place.cookie(one, "", 0) for one in given_up),
+        )
 
     async def finish(
         self, answer: LoginAnswer, cookies: Sequence[str], visitor: Visitor

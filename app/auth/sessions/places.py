@@ -15,6 +15,7 @@ SESSION_PAGE = "/auth/session"
 FRONT = "/"
 CALLBACK = "/auth/callback"
 
+_LOGIN_COOKIE = "chadburn-login-"
 _MAX_RETURN_CHARS = 512
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 _OWN_SITE = frozenset({"same-origin", "none"})
@@ -62,7 +63,12 @@ class BrowserPlace:
 
     def login_cookie(self, state_digest: str) -> str:
         """One for each login under way, so that two in one browser do not meet."""
-        return self._named(f"chadburn-login-{state_digest[:16]}")
+        return self._named(f"{_LOGIN_COOKIE}{state_digest[:16]}")
+
+    def logins_under_way(self, cookies: Sequence[str]) -> tuple[str, ...]:
+        """The names of those cookies that a request's Cookie headers have."""
+        first = self._named(_LOGIN_COOKIE)
+        return tuple(dict.fromkeys(name for name, _ in _pairs(cookies) if _is_login(name, first)))
 
     def cookie(self, name: str, value: str, max_age_s: int | None) -> str:
         """The text of Set-Cookie. `max_age_s` None: for as long as the browser runs; 0: gone."""
@@ -119,6 +125,10 @@ class BrowserPlace:
 
     def _named(self, name: str) -> str:
         return f"__Host-{name}" if self.secure else name
+
+
+def _is_login(name: str, first: str) -> bool:
+    return name.startswith(first) and len(name) < 64 and name.isascii()
 
 
 def cookies_named(name: str, headers: Sequence[str]) -> tuple[str, ...]:

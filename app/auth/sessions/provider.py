@@ -14,19 +14,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from urllib.parse import quote_plus, urlencode
+from urllib.parse import urlencode
 
 import httpx2
 from authlib.integrations.httpx_client import AsyncOAuth2Client, OAuthError
-from authlib.oauth2.auth import encode_client_secret_basic
 from authlib.oauth2.rfc7523 import PrivateKeyJWT
-from joserfc.jwk import ECKey, RSAKey
+from joserfc.errors import JoseError
 
 from app.auth.sessions.clients import LoginAuth, LoginClient
 from app.auth.sessions.errors import LoginFailed
+from app.auth.sessions.wire import Within, error_code, escaped_basic, private_key
 from app.auth.tokens.errors import IssuerUnavailable
 from app.auth.tokens.fetch import (
-    MAX_DOCUMENT_BYTES,
     FetchFailed,
     NotServed,
     address_in,
@@ -106,32 +105,34 @@ class Provider:
         self._redirect_uri = redirect_uri
         self._timings = timings
         self._endpoints: Endpoints | None = None
+        self._fetching: asyncio.Task[None] | None = None
         self._fetched_at = float("-inf")
         self._retry_at = float("-inf")
 
     async def endpoints(self) -> Endpoints:
-        """Old ones while the issuer is down."""
+        """Old ones while the issuer is down. All who wait share one question, which is nobody's who
+        may hang up."""
         now = self._monotonic()
-        if now - self._fetched_at < self._timings.metadata_ttl_s and self._endpoints is not None:
-            return self._endpoints
-        if now >= self._retry_at:
-            # Before the question: who comes meanwhile asks no second time.
-            self._retry_at = now + self._timings.backoff_s
-            try:
-                async with asyncio.timeout(self._timings.metadata_deadline_s):
-                    self._endpoints = await self._discover()
-                self._fetched_at = self._monotonic()
-                self._retry_at = float("-inf")
-            except (FetchFailed, TimeoutError) as error:
-                log.warning("no metadata of %s: %s", self.client.issuer, str(error) or "no answer")
+        old = now - self._fetched_at >= self._timings.metadata_ttl_s
+        if (old or self._endpoints is None) and (self._fetching or now >= self._retry_at):
+            if self._fetching is None:
+                self._fetching = asyncio.create_task(self._fetch(), name="login-metadata")
+                self._fetching.add_done_callback(self._fetched)
+            await asyncio.wait([self._fetching])
         if self._endpoints is None:
             raise self._unavailable()
         return self._endpoints
 
+    async def aclose(self) -> None:
+        """End a question under way."""
+        if self._fetching is not None:
+            self._fetching.cancel()
+            await asyncio.wait([self._fetching])
+
     async def authorization_url(self, *, state: str, nonce: str, code_verifier: str) -> str:
         """Where the browser goes to log in: authorization code with PKCE, S256 and nothing less."""
         endpoints = await self.endpoints()
-        async with self._asking() as asking:
+        async with self._client(None) as asking:
             url, _ = asking.create_authorization_url(
                 endpoints.authorization,
                 state=state,
@@ -218,33 +219,60 @@ class Provider:
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[AsyncOAuth2Client]:
-        """A client for one exchange: Authlib's keeps what it was given last."""
-        client = self.client
+        """With what shows the gateway to the issuer. Raises IssuerUnavailable where that can't be
+        read: it may be in the middle of being replaced, and no person can do anything about it."""
         secret: Any = None
-        if client.secret_file is not None:
-            secret = (await asyncio.to_thread(client.secret_file.read_text, "utf-8")).strip()
-        if client.auth is LoginAuth.PRIVATE_KEY_JWT:
-            secret = private_key(secret, client.key_algorithm)
-        async with AsyncOAuth2Client(
-            client_id=client.client_id,
+        if self.client.secret_file is not None:
+            try:
+                text = await asyncio.to_thread(self.client.secret_file.read_text, "utf-8")
+                secret = text.strip()
+                if self.client.auth is LoginAuth.PRIVATE_KEY_JWT:
+                    secret = private_key(secret, self.client.key_algorithm)
+            except (OSError, ValueError, JoseError) as error:
+                kind = type(error).__name__
+                log.error("the secret for %s can't be used: %s", self.client.issuer, kind)
+                raise self._unavailable() from None
+        async with self._client(secret) as asking:
+            yield asking
+
+    def _client(self, secret: Any) -> AsyncOAuth2Client:
+        """For one exchange: Authlib's client keeps what it was given last."""
+        method = _AUTH_METHODS[self.client.auth]
+        made = AsyncOAuth2Client(
+            client_id=self.client.client_id,
             client_secret=secret,
-            token_endpoint_auth_method=_AUTH_METHODS[client.auth],
-            revocation_endpoint_auth_method=_AUTH_METHODS[client.auth],
+            token_endpoint_auth_method=method,
+            revocation_endpoint_auth_method=method,
             code_challenge_method="S256",
             redirect_uri=self._redirect_uri,
-            transport=_Within(self._http),
+            transport=Within(self._http),
             trust_env=False,
-        ) as asking:
-            asking.register_client_auth_method(("client_secret_basic", _escaped_basic))
-            asking.register_client_auth_method(
-                PrivateKeyJWT(
-                    # Authlib's own would be good for an hour.
-                    claims={"exp": int(self._now().timestamp()) + _ASSERTION_S},
-                    headers={} if client.key_id is None else {"kid": client.key_id},
-                    alg=client.key_algorithm,
-                )
+        )
+        made.register_client_auth_method(("client_secret_basic", escaped_basic))
+        made.register_client_auth_method(
+            PrivateKeyJWT(
+                # Authlib's own would be good for an hour.
+                claims={"exp": int(self._now().timestamp()) + _ASSERTION_S},
+                headers={} if self.client.key_id is None else {"kid": self.client.key_id},
+                alg=self.client.key_algorithm,
             )
-            yield asking
+        )
+        return made
+
+    async def _fetch(self) -> None:
+        try:
+            async with asyncio.timeout(self._timings.metadata_deadline_s):
+                self._endpoints = await self._discover()
+        except (FetchFailed, TimeoutError) as error:
+            self._retry_at = self._monotonic() + self._timings.backoff_s
+            log.warning("no metadata of %s: %s", self.client.issuer, str(error) or "no answer")
+        else:
+            self._fetched_at = self._monotonic()
+
+    def _fetched(self, task: asyncio.Task[None]) -> None:
+        self._fetching = None
+        if not task.cancelled():
+            task.result()  # what still comes out of there is a defect, for the loop to show
 
     async def _discover(self) -> Endpoints:
         for url in discovery_urls(self.client.issuer):
@@ -280,39 +308,6 @@ class Provider:
         return IssuerUnavailable(self.client.issuer, retry_after_s=math.ceil(wait_s))
 
 
-class _Within(httpx2.AsyncBaseTransport):
-    """Sends by the gateway's own client, which stays open, and reads no more than a document may
-    have; no redirect is followed, as it would take the client's secret along."""
-
-    def __init__(self, http: httpx2.AsyncClient) -> None:
-        self._http = http
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        request.headers["accept-encoding"] = "identity"
-        answer = await self._http.send(request, stream=True, auth=None, follow_redirects=False)
-        try:
-            if answer.headers.get("content-encoding", "identity") != "identity":
-                raise FetchFailed("compressed answer refused")
-            body = bytearray()
-            async for chunk in answer.aiter_raw():
-                body += chunk
-                if len(body) > MAX_DOCUMENT_BYTES:
-                    raise FetchFailed(f"answer larger than {MAX_DOCUMENT_BYTES} bytes")
-        finally:
-            await answer.aclose()
-        kind = answer.headers.get("content-type", "application/json")
-        return httpx2.Response(
-            answer.status_code, headers={"content-type": kind}, content=bytes(body)
-        )
-
-
-def error_code(error: object) -> str:
-    """An error code as RFC 6749 writes them; `other` for what is none, which is not repeated."""
-    text = error if isinstance(error, str) else ""
-    known = 0 < len(text) <= 64 and text.replace("_", "").isalnum() and text.isascii()
-    return text if known else "other"
-
-
 def _granted(answer: Mapping[str, Any]) -> GrantedTokens:
     """Raises LoginFailed."""
     access = answer.get("access_token")
@@ -327,21 +322,3 @@ def _granted(answer: Mapping[str, Any]) -> GrantedTokens:
             raise LoginFailed(f"the token endpoint gave an unusable {name}")
         others.append(value)
     return GrantedTokens(access_token=access, refresh_token=others[0], id_token=others[1])
-
-
-def _escaped_basic(
-    client: Any, method: str, uri: str, headers: Any, body: Any
-) -> tuple[str, Any, Any]:
-    """As RFC 6749 section 2.3.1 wants id and secret, which Authlib sends as they are."""
-
-    class Escaped:
-        client_id = quote_plus(client.client_id)
-        client_secret = quote_plus(client.client_secret)
-
-    escaped: tuple[str, Any, Any] = encode_client_secret_basic(Escaped, method, uri, headers, body)
-    return escaped
-
-
-def private_key(pem: str, algorithm: str) -> RSAKey | ECKey:
-    """Raises what the library raises for a text that is no such key."""
-    return ECKey.import_key(pem) if algorithm.startswith("ES") else RSAKey.import_key(pem)

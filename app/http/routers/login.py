@@ -71,6 +71,7 @@ async def show_front(house: House) -> Response:
 
 @router.get(LOGIN, include_in_schema=False)
 async def begin_login(
+    request: Request,
     house: House,
     issuer: OneParameter = None,
     return_to: OneParameter = None,
@@ -81,9 +82,10 @@ async def begin_login(
     if client is None:
         desk.place.return_path(return_to)  # refused now rather than behind the next click
         return HTMLResponse(_chooser(house, return_to))
-    begun = await logins.begin(client, return_to)
+    begun = await logins.begin(client, return_to, request.headers.getlist("cookie"))
     answer = RedirectResponse(begun.location, 303)
-    answer.headers.append("Set-Cookie", begun.cookie)
+    for cookie in (*begun.gone, begun.cookie):
+        answer.headers.append("Set-Cookie", cookie)
     return answer
 
 
