@@ -96,6 +96,7 @@ Follow the events:
   curl -sSN {header} -H 'Accept: text/event-stream' {url}/v1/events
 Be a person to the gateway until chadburn logout; the page asks for {page_code(running.secret)}:
   chadburn login
+  or, in a browser, {url}/auth/login
 Or, in this folder:
   chadburn generate "the bridge rings"
   chadburn pause {engine} --mode drain --wait

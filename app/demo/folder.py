@@ -32,6 +32,11 @@ class Folder:
         return self.path / "issuer.secret"
 
     @property
+    def session_key(self) -> Path:
+        """Seals what the gateway keeps for people in browsers."""
+        return self.path / "session.key"
+
+    @property
     def operator_header(self) -> Path:
         """For `curl -H @FILE`: a token on a command line could be read by others."""
         return self.path / "operator.header"

@@ -14,8 +14,11 @@ import httpx2
 
 from app.demo.folder import Folder
 from app.demo.plan import ADMIN_AUDIENCE, CREDENTIAL, HOST, INFERENCE_AUDIENCE
+from app.domain.scopes import Scope
 
 ENGINE = "demo"
+LOGIN_SCOPES = [*(scope for scope in Scope if scope is not Scope.WEIGHTS_UNSAFE), "offline_access"]
+"""What the dashboard's client may ask for; a person grants what they have of it."""
 POLL_S = 0.1
 
 
@@ -41,6 +44,14 @@ log_format = "console"
 issuer = {text(issuer)}
 inference_audiences = [{text(INFERENCE_AUDIENCE)}]
 group_claims = ["groups"]
+
+[issuers.login]
+client_id = "dashboard"
+client_secret_file = {text(str(folder.issuer_secret.absolute()))}
+scopes = {text(LOGIN_SCOPES)}
+
+[browser_sessions]
+key_files = [{text(str(folder.session_key.absolute()))}]
 
 [profile_roots]
 {ENGINE} = {text(str(folder.profiles.absolute()))}

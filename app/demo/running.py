@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import random
 import secrets
@@ -167,6 +168,8 @@ async def _start_engine(
 
 async def _start_gateway(folder: Folder, ports: Ports, children: Children, issuer: str) -> str:
     path = _fresh(folder, "gateway")
+    # A new one each time: the issuer does not remember earlier logins either.
+    write_private(folder.session_key, base64.b64encode(secrets.token_bytes(32)).decode())
     write_private(folder.gateway_config, gateway_config(folder, ports.gateway, issuer))
     arguments = [f"--config={folder.gateway_config}", f"--ready-file={path}", *_TIED]
     await children.start("gateway", ["serve", *arguments])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -12,8 +13,10 @@ import stat
 import subprocess
 import sys
 import time
+from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx2
 import pytest
@@ -104,6 +107,40 @@ def update_line(demo: Demo) -> list[str]:
     """The arguments of the update that it proposes."""
     _, _, line = demo.process.said().partition("chadburn update-weights ")
     return ["update-weights", *shlex.split(line.partition("\nCtrl-C")[0].replace("\\\n", " "))]
+
+
+def test_a_person_logs_in_with_a_browser_and_orders_a_pause(demo: Demo) -> None:
+    said, base_url = demo.process.said(), demo.ready["base_url"]
+    assert f"{base_url}/auth/login" in said
+    asked = re.search(r"the page asks for (\S+):", said)
+    assert asked is not None
+    own_page = {"Origin": base_url, "X-Requested-With": "chadburn"}
+    with httpx2.Client(trust_env=False, timeout=60) as browser:
+        page = browser.get(browser.get(f"{base_url}/auth/login").headers["location"])
+        action = re.search(r'<form method="post" action="([^"]+)"', page.text)
+        assert action is not None, page.text
+        picked = browser.post(
+            urljoin(str(page.url), unescape(action.group(1))),
+            data={"code": asked.group(1), "person": "otto"},
+        )
+        back = browser.get(picked.headers["location"])
+        assert (back.status_code, back.headers["location"]) == (303, "/auth/session")
+        assert browser.get(f"{base_url}/auth/session").json()["subject"] == "otto"
+        order = {"mode": "drain"}
+        path = f"{base_url}/v1/engines/{demo.ready['engine']}/pause"
+        headers = {**own_page, "Idempotency-Key": "by a browser", "Prefer": "wait=25"}
+        paused = browser.post(path, json=order, headers=headers)
+        assert (paused.status_code, paused.json()["principal"]["subject"]) == (200, "otto")
+        refused = browser.post(path, json=order, headers={"Idempotency-Key": "by another page"})
+        assert refused.json()["reason"] == "CROSS_SITE_REFUSED"
+        epoch = {"pause_epoch": paused.json()["result"]["pause_epoch"]}
+        headers = {**own_page, "Idempotency-Key": "by a browser again", "Prefer": "wait=25"}
+        resumed = browser.post(path.replace("/pause", "/resume"), json=epoch, headers=headers)
+        assert resumed.json()["state"] == "succeeded", resumed.text
+        out = browser.post(f"{base_url}/auth/logout", headers=own_page)
+        left = browser.get(out.json()["end_session_url"])
+        assert left.headers["location"].startswith(f"{base_url}/")
+        assert browser.get(f"{base_url}/v1/engines").status_code == 401
 
 
 def test_it_ends_whole_on_ctrl_c_and_comes_back_as_it_was(tmp_path: Path) -> None:
