@@ -12,6 +12,9 @@ asked, whatever becomes of it, so that a flood of them is over its limit while t
 being asked about; and only few of one address are asked about at once, so that the places which the
 issuer has for all are not filled from there.
 
+**Answers of issuers** that browsers bring back from a login are counted like that too: anybody can
+begin a login, and make up an answer that its issuer has to be asked about.
+
 **Orders and changes** are counted for each caller and for each address, once it is clear that the
 caller may give them.
 
@@ -75,7 +78,7 @@ class Allowances:
         """While the caller's token and scopes are judged; an end without an error says that they
         are good. Raises TooManyNewTokens before, and TooManyChanges after."""
         token = _opaque_token_of(request)
-        if token is None or token in self._good or not self._asks_are_limited:
+        if token is None or token in self._good:
             yield
         else:
             with self._asked_about(request, token):
@@ -87,6 +90,13 @@ class Allowances:
                 self._good.popitem(last=False)
         if request.method not in _READING:
             self._count_change(request)
+
+    @contextmanager
+    def logging_in(self, request: Request) -> Iterator[None]:
+        """While an answer that a browser has brought is judged. Raises TooManyNewTokens."""
+        answer = hashlib.sha256(request.url.query.encode("utf-8", "replace")).digest()
+        with self._asked_about(request, answer):
+            yield
 
     def refused(self, request: Request, error: ChadburnError) -> ChadburnError:
         """What to answer: the refusal, or TooManyRefusals in its place."""
@@ -105,9 +115,14 @@ class Allowances:
 
     @contextmanager
     def _asked_about(self, request: Request, token: bytes) -> Iterator[None]:
+        """One question more, or, with a token that is being asked about, one call more that waits
+        for the same answer."""
+        if not self._asks_are_limited:
+            yield
+            return
         address = _address_of(request)
         asking = self._asking.get(address, Counter())
-        if token not in asking:  # or it is one question, shared by all who wait for it
+        if token not in asking:
             if len(asking) >= _ASKED_AT_ONCE:
                 raise TooManyNewTokens(1.0)
             wait_s = self._refused_addresses.take(address, self._now())

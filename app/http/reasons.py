@@ -109,9 +109,9 @@ CATALOGUE: Mapping[str, Reason] = {
     ),
     "TOO_MANY_NEW_TOKENS": Reason(
         "Too many new tokens",
-        "The token is one that only its issuer can judge, and it was not good here before. So many "
-        "of these, or so many refused calls, come from this address that its issuer is not asked "
-        "about it now. It is neither good nor bad.",
+        "The token is one that only its issuer can judge, and it was not good here before; or a "
+        "browser comes back from a login. So many of these, or so many refused calls, come from "
+        "this address that the issuer is not asked now. It is neither good nor bad.",
         "Wait for `Retry-After`; use one token until it expires.",
     ),
     "TOO_MANY_CHANGES": Reason(

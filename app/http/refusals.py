@@ -199,7 +199,7 @@ class TooManyNewTokens(RateLimited):
     retryable = True
 
     def __init__(self, wait_s: float) -> None:
-        message = "Too many tokens that were not seen before come from your address."
+        message = "Too many tokens that were not seen before, or logins, come from your address."
         super().__init__(message, retry_after_s=ceil(wait_s))
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 import pytest
 
@@ -340,6 +340,21 @@ async def test_an_answer_that_is_no_login(at: Site) -> None:
     assert await refused(browser, url) == "LOGIN_FAILED"
     rows = (await at.audited("finish_login"))[:2]
     assert [row["reason"] for row in rows] == ["LOGIN_FAILED"] * 2
+
+
+async def test_made_up_answers_have_an_end(tmp_path: Path, provider: RealProvider) -> None:
+    """A stranger may begin logins. What it makes up is not carried to the issuer, nor written down,
+    for ever."""
+    async with site(tmp_path, provider, max_refusals_per_minute=4) as at:
+        told = []
+        for _ in range(7):
+            browser = at.browser()
+            asked = dict(parse_qsl(urlsplit(await browser.begin(provider.issuer)).query))
+            answer = {"state": asked["state"], "code": "made-up", "iss": provider.issuer}
+            back = await browser.come_back(f"/auth/callback?{urlencode(answer)}")
+            told.append(back.json()["reason"])
+        assert told == ["LOGIN_FAILED"] * 4 + ["TOO_MANY_NEW_TOKENS"] * 3
+        assert len(await at.audited("finish_login")) == 4
 
 
 async def test_a_code_of_another_login_is_no_use(at: Site) -> None:

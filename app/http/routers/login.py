@@ -182,7 +182,9 @@ def _login_of(house: Rooms) -> tuple[Logins, SessionDesk]:
 
 async def _finished(request: Request, house: Rooms, given: LoginAnswer) -> Response:
     logins, _ = _login_of(house)
-    finished = await logins.finish(given, request.headers.getlist("cookie"), visitor_of(request))
+    cookies = request.headers.getlist("cookie")
+    with house.allowances.logging_in(request):
+        finished = await logins.finish(given, cookies, visitor_of(request))
     answer = RedirectResponse(finished.location, 303)
     for cookie in finished.cookies:
         answer.headers.append("Set-Cookie", cookie)
