@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -36,7 +36,7 @@ class StoredSession:
     actor: Actor
     login_subject: str
     provider_session: str | None
-    sealed: bytes
+    sealed: bytes = field(repr=False)
     access_ends_at: datetime
     started_at: datetime
     seen_at: datetime

@@ -60,7 +60,12 @@ class Browser:
 
     async def go(self, url: str, **headers: str) -> httpx2.Response:
         """As the address bar does."""
-        return await self.send("GET", url, headers={"Sec-Fetch-Site": "none", **headers})
+        there = {
+            "Sec-Fetch-Site": "none",
+            "Sec-Fetch-Mode": "navigate",
+            "Sec-Fetch-Dest": "document",
+        }
+        return await self.send("GET", url, headers={**there, **headers})
 
     async def call(self, method: str, url: str, **how: Any) -> httpx2.Response:
         """As a script of the gateway's own page does."""
@@ -84,8 +89,14 @@ class Browser:
         return str(answer.headers["location"])
 
     async def come_back(self, url: str) -> httpx2.Response:
-        """To the gateway, sent there by another site."""
-        return await self.go(url, **{"Sec-Fetch-Site": "cross-site"})
+        """To the gateway, sent there by another site; and on to where the gateway sends it, which
+        counts as that site's doing too."""
+        cross_site = {"Sec-Fetch-Site": "cross-site"}
+        answer = await self.go(url, **cross_site)
+        if answer.is_redirect:
+            there = await self.go(answer.headers["location"], **cross_site)
+            assert there.status_code in (200, 303), there.text
+        return answer
 
     async def log_in(self, name: str, issuer: str | None = None, **query: str) -> httpx2.Response:
         """The answer of the callback."""

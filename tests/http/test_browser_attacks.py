@@ -61,6 +61,11 @@ CROSS_SITE: list[dict[str, str | None]] = [
     {"Sec-Fetch-Site": "none", "Origin": None},
     {"Sec-Fetch-Site": "", "Origin": None},
     {"Sec-Fetch-Site": "cross-site", "Origin": None},
+    {
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "navigate",
+        "Sec-Fetch-Dest": "document",
+    },
     {"X-Requested-With": None},
     {"X-Requested-With": ""},
     {"X-Requested-With": "XMLHttpRequest"},
@@ -127,10 +132,18 @@ async def test_reads_for_other_sites(at: Site) -> None:
     for method in ("GET", "HEAD"):
         assert (await browser.send(method, "/v1/me")).status_code == 200
         assert (await browser.send(method, "/v1/me", headers={"Sec-Fetch-Site": "none"})).is_success
+        going = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+        linked = {"Sec-Fetch-Site": "cross-site", **going}
+        assert (await browser.send(method, "/v1/me", headers=linked)).status_code == 200
         for headers in (
             {"Sec-Fetch-Site": "cross-site"},
             {"Sec-Fetch-Site": "same-site"},
             {"Origin": "https://sibling.chadburn.test"},
+            {**linked, "Origin": "https://evil.test"},
+            {**linked, "Sec-Fetch-Dest": "iframe"},
+            {**linked, "Sec-Fetch-Dest": "object"},
+            {**linked, "Sec-Fetch-Mode": "no-cors"},
+            {**linked, "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"},
         ):
             for path in ("/v1/me", "/v1/events", "/auth/session"):
                 answer = await browser.send(method, path, headers=headers)

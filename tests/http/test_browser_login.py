@@ -26,7 +26,7 @@ async def test_a_person_logs_in_and_the_cookie_is_a_credential(
         assert (await browser.session())["signed_in"] is False
         assert (await browser.call("GET", "/v1/me")).json()["reason"] == "TOKEN_MISSING"
 
-        url = await browser.begin(provider.issuer, return_to="/auth/session?tab=1")
+        url = await browser.begin(provider.issuer, return_to="/v1/operations?page_size=5")
         asked = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
         assert asked["response_type"] == "code"
         assert asked["code_challenge_method"] == "S256"
@@ -36,8 +36,10 @@ async def test_a_person_logs_in_and_the_cookie_is_a_credential(
         assert len(asked["state"]) == len(asked["nonce"]) == len(asked["code_challenge"]) == 43
         assert len(browser.login_cookies) == 1
 
-        back = await browser.log_in("nadia", provider.issuer, return_to="/auth/session?tab=1")
-        assert (back.status_code, back.headers["location"]) == (303, "/auth/session?tab=1")
+        back = await browser.log_in(
+            "nadia", provider.issuer, return_to="/v1/operations?page_size=5"
+        )
+        assert (back.status_code, back.headers["location"]) == (303, "/v1/operations?page_size=5")
         assert back.headers["cache-control"] == "no-store"
         assert len(browser.login_cookies) == 1, "of the login that was not finished"
 

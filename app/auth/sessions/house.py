@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx2
 
@@ -29,7 +29,7 @@ class LoginSetup:
     gateway."""
 
     clients: LoginClients
-    keys: tuple[bytes, ...]
+    keys: tuple[bytes, ...] = field(repr=False)
     base_url: str
     rules: SessionRules
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
@@ -54,9 +54,9 @@ class SessionRules:
 class KeptTokens:
     """`identity`: the ID token, which the issuer wants to see at a logout."""
 
-    access: str
-    refresh: str | None
-    identity: str
+    access: str = field(repr=False)
+    refresh: str | None = field(repr=False)
+    identity: str = field(repr=False)
 
 
 class TokenSafe:

@@ -12,7 +12,7 @@ import base64
 import hmac
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
@@ -67,8 +67,8 @@ class Begun:
 class LoginAnswer:
     """What came to the callback. `path_client`: the client that its path names."""
 
-    state: str | None
-    code: str | None
+    state: str | None = field(repr=False)
+    code: str | None = field(repr=False)
     issuer: str | None
     error: str | None
     path_client: str | None
@@ -85,8 +85,8 @@ class Finished:
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
     client: LoginClient
-    nonce: str
-    code_verifier: str
+    nonce: str = field(repr=False)
+    code_verifier: str = field(repr=False)
     return_path: str
     until: datetime
     state_digest: str
@@ -185,6 +185,8 @@ class Logins:
             log.warning("a login at %s failed: %s", login.client.issuer, failed.why)
             raise
         if not who.may_administer:
+            if granted.refresh_token is not None:
+                await self._providers[login.client.issuer].revoke(granted.refresh_token)
             raise LoginForbidden(who)
         cookie = await self._desk.begin(
             granted,

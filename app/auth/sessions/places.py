@@ -100,15 +100,19 @@ class BrowserPlace:
         """Hold a request that comes with a session's cookie to what only this gateway's own pages
         send. Raises CrossSiteRefused.
 
-        SameSite=Lax alone lets sibling domains through, and top-level navigations. So whatever says
-        where the request comes from has to say: from here. One that changes anything has to say
-        that, and to carry a header that no form can set and no other origin may.
+        SameSite=Lax alone lets sibling domains through. So whatever says where the request comes
+        from has to say: from here. One that changes anything has to say that, and to carry a header
+        that no form can set and no other origin may.
+
+        Where a person goes themselves is let through, as the way back from an issuer has to be: a
+        page of its own, which the one that led there can neither frame nor read.
         """
         unsafe = method not in _SAFE_METHODS
         origins, sites = headers.getlist("origin"), headers.getlist("sec-fetch-site")
         if any(origin != self.origin for origin in origins):
             raise CrossSiteRefused("The request comes from another origin.")
-        if any(site not in _OWN_SITE for site in sites):
+        going = not unsafe and _goes_there(headers)
+        if not going and any(site not in _OWN_SITE for site in sites):
             raise CrossSiteRefused("The request comes from another site.")
         if not unsafe:
             return
@@ -125,6 +129,12 @@ class BrowserPlace:
 
     def _named(self, name: str) -> str:
         return f"__Host-{name}" if self.secure else name
+
+
+def _goes_there(headers: RequestHeaders) -> bool:
+    """Whether the whole window goes there: no frame, no object, nothing that a page loads."""
+    mode, goal = headers.getlist("sec-fetch-mode"), headers.getlist("sec-fetch-dest")
+    return mode == ["navigate"] and goal == ["document"]
 
 
 def _is_login(name: str, first: str) -> bool:

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -80,9 +80,9 @@ class Endpoints:
 class GrantedTokens:
     """An answer of the token endpoint, read and not yet judged. The access token is a plain one."""
 
-    access_token: str
-    refresh_token: str | None
-    id_token: str | None
+    access_token: str = field(repr=False)
+    refresh_token: str | None = field(repr=False)
+    id_token: str | None = field(repr=False)
 
 
 class Provider:
