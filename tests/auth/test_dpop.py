@@ -6,13 +6,14 @@ import base64
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
-from app.auth.tokens.dpop import Shown
-from app.auth.tokens.errors import TokenRefused
+from app.auth.tokens.dpop import MAX_PROOF_CHARS, Shown, check_proof
+from app.auth.tokens.errors import ProofInvalid, TokenRefused
 from app.auth.tokens.issuers import DpopUse, IssuerConfigError
 from app.auth.tokens.verifier import TokenVerifier
 from app.domain.scopes import Scope
@@ -205,6 +206,71 @@ async def test_refuses_a_proof_that_anybody_can_make(name: str, bound: Bound) ->
 async def test_other_ways_to_write_the_same_address(htu: str, bound: Bound) -> None:
     token = bound.token()
     assert await bound.make().verify_bound(token, bound.shown(token, htu=htu))
+
+
+@pytest.mark.parametrize(
+    ("here", "htu", "same"),
+    [
+        ("http://[::1]:80/a", "http://[::1]/a", True),
+        ("http://[::1]:8080/a", "http://[0::1]:8080/a", False),
+        ("http://[::1]:8080/a", "http://[::1]:8080/a", True),
+        ("https://gateway.test:80/a", "https://gateway.test:443/a", False),
+        ("https://gateway.test", "https://gateway.test/", True),
+        ("https://gateway.test/a%2fb", "https://gateway.test/a%2Fb", True),
+        ("https://gateway.test/a%2fb", "https://gateway.test/a/b", False),
+        ("https://gateway.test/%7Ea_b", "https://gateway.test/~a%5fb", True),
+        ("ftp://gateway.test/a", "ftp://gateway.test/a", False),
+        ("https:///a", "https:///a", False),
+        ("https://a@gateway.test/a", "https://a@gateway.test/a", False),
+        ("https://gateway.test/é", "https://gateway.test/é", False),
+        ("/a", "/a", False),
+    ],
+)
+def test_which_addresses_are_the_same(here: str, htu: str, same: bool) -> None:
+    proof = Holder().proof("token", htu, at=NOW)
+    shown, now = Shown(proof, "GET", here), datetime.fromtimestamp(NOW, UTC)
+    if same:
+        assert check_proof(shown, "token", now=now, leeway_s=0)
+        return
+    with pytest.raises(ProofInvalid, match="another address"):
+        check_proof(shown, "token", now=now, leeway_s=0)
+
+
+@pytest.mark.parametrize("typ", ["DPoP+JWT", "application/dpop+jwt"])
+@pytest.mark.parametrize("jti", ["x", "x" * 255])
+def test_it_is_remembered_until_no_replica_takes_it(typ: str, jti: str) -> None:
+    """Its key is part of it: nobody can use up another's proofs."""
+    now = datetime.fromtimestamp(NOW, UTC)
+    one, other = (
+        check_proof(
+            Shown(holder.proof("token", URL, at=NOW, header={"typ": typ}, jti=jti), "GET", URL),
+            "token",
+            now=now,
+            leeway_s=30,
+        )
+        for holder in (Holder(), Holder())
+    )
+    assert one.until == other.until == now + timedelta(seconds=60 + 30 + 30 + 60)
+    assert one.digest != other.digest
+
+
+@pytest.mark.parametrize(
+    ("chars", "taken"), [(MAX_PROOF_CHARS, True), (MAX_PROOF_CHARS + 1, False)]
+)
+def test_the_longest_proof_that_is_looked_at(chars: int, taken: bool) -> None:
+    holder, now = Holder(), datetime.fromtimestamp(NOW, UTC)
+    about = (chars - len(holder.proof("token", URL, at=NOW, jti="x", pad=""))) // 4 * 3
+    tries = (
+        holder.proof("token", URL, at=NOW, jti="x", pad="x" * pad, header={"x": "x" * more})
+        for more in range(4)
+        for pad in range(about - 20, about + 4)
+    )
+    shown = Shown(next(proof for proof in tries if len(proof) == chars), "GET", URL)
+    if taken:
+        assert check_proof(shown, "token", now=now, leeway_s=0)
+        return
+    with pytest.raises(ProofInvalid, match="too large"):
+        check_proof(shown, "token", now=now, leeway_s=0)
 
 
 @pytest.mark.parametrize("iat", [NOW - 90, NOW + 30, NOW + 0.5])

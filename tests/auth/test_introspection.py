@@ -21,6 +21,7 @@ from app.auth.tokens.issuers import (
     IssuerConfigError,
     TokenProfile,
 )
+from app.auth.tokens.jwks import IssuerState
 from app.domain.scopes import Scope
 from tests.auth.conftest import ADMIN, INFERENCE, Clock, Origin, Verifiers
 from tests.auth.made_tokens import NOW
@@ -96,6 +97,7 @@ async def test_takes_what_the_issuer_says(asked: Asked) -> None:
     assert who.expires_at.timestamp() == NOW + 600
     ((headers, form),) = asked.origin.posted
     assert form == {"token": TOKEN, "token_type_hint": "access_token"}
+    assert (headers["accept"], headers["accept-encoding"]) == ("application/json", "identity")
     scheme, _, pair = headers["authorization"].partition(" ")
     assert scheme == "Basic"
     assert base64.b64decode(pair) == b"chadburn+gateway:s3cret%3A+of+%2Bus"
@@ -231,8 +233,9 @@ async def test_only_so_many_questions_at_once(asked: Asked) -> None:
     verifier = asked.make(introspection_timings=IntrospectionTimings(most_at_once=2))
     waiting = [asyncio.create_task(verifier.verify(f"{TOKEN}{n}")) for n in range(2)]
     await until_asked(asked.origin)
-    with pytest.raises(IssuerUnavailable):
+    with pytest.raises(IssuerUnavailable) as caught:
         await verifier.verify(f"{TOKEN}x")
+    assert (caught.value.issuer, caught.value.retry_after_s) == (asked.verifiers.issuer.issuer, 1)
     gate.set()
     await asyncio.gather(*waiting)
     assert await verifier.verify(f"{TOKEN}x")
@@ -294,8 +297,12 @@ async def test_an_issuer_that_does_not_answer_us_is_unavailable(status: int, ask
 async def test_a_token_that_the_issuer_chokes_on_does_not_harm_others(asked: Asked) -> None:
     verifier = asked.make()
     asked.origin.say(PATH, b"{}", status=400)
-    with pytest.raises(IssuerUnavailable):
+    with pytest.raises(IssuerUnavailable) as caught:
         await verifier.verify("choke")
+    assert (caught.value.issuer, caught.value.retry_after_s) == (asked.verifiers.issuer.issuer, 1)
+    await verifier.warm()
+    assert verifier.issuer_states()[0].ok
+    assert asked.origin.requests[PATH] == 1  # it answered: that is all there is to know
     asked.says()
     assert await verifier.verify(TOKEN)
 
@@ -330,6 +337,10 @@ async def test_what_has_the_form_of_another_token_is_never_sent(token: str, aske
     assert not asked.origin.posted
 
 
+async def test_an_opaque_token_of_4096_characters_is_asked_about(asked: Asked) -> None:
+    assert await asked.make().verify("x" * 4096)
+
+
 async def test_a_jwt_of_another_issuer_is_never_sent(asked: Asked) -> None:
     verifier = asked.make(asked.settings(tokens=Introspected.ALL))
     foreign = asked.verifiers.issuer.mint("ops", "c", ["admin:read"], ADMIN, iss="https://o.test")
@@ -356,6 +367,20 @@ async def test_jwts_are_judged_by_both_where_so_set(asked: Asked, clock: Clock) 
     assert await refusal(verifier, token) == "TOKEN_INACTIVE"
 
 
+async def test_a_jwt_is_remembered_no_longer_than_its_key_would_have_it(
+    asked: Asked, clock: Clock
+) -> None:
+    verifier = asked.make(asked.settings(tokens=Introspected.JWT, cache_s=120))
+    asked.says(exp=NOW + 9000, jti=...)
+    token = own(asked)
+    first = await verifier.verify(token)
+    clock.advance(59)
+    assert await verifier.verify(token) is first
+    clock.advance(1)
+    assert await verifier.verify(token) is not first
+    assert asked.origin.requests[PATH] == 2
+
+
 async def test_an_answer_about_someone_else_is_refused(asked: Asked) -> None:
     verifier = asked.make(asked.settings(tokens=Introspected.JWT))
     for claims in ({"sub": "else"}, {"client_id": "else"}, {"iss": "https://else.test"}):
@@ -375,7 +400,10 @@ async def test_an_id_token_stays_one_whatever_the_answer_says(asked: Asked) -> N
 async def test_an_issuer_of_opaque_tokens_alone_needs_no_keys(asked: Asked) -> None:
     verifier = asked.make(algorithms=())
     await verifier.warm()
-    assert verifier.issuer_states()[0].ok
+    well = IssuerState(
+        issuer=asked.verifiers.issuer.issuer, ok=True, keys=0, age_s=None, problem=None
+    )
+    assert verifier.issuer_states() == (well,)
     assert await verifier.verify(TOKEN)
     assert await refusal(verifier, own(asked)) == "TOKEN_ALGORITHM_REFUSED"
     assert set(asked.origin.requests) == {PATH}
@@ -386,7 +414,8 @@ async def test_one_issuer_at_most_takes_opaque_tokens(asked: Asked) -> None:
     other = asked.verifiers.config(
         issuer="https://o.test", introspection=asked.settings(endpoint="https://o.test/i")
     )
-    with pytest.raises(IssuerConfigError, match="opaque"):
+    both = f"issuers '{one.issuer}' and 'https://o.test': .* opaque"
+    with pytest.raises(IssuerConfigError, match=both):
         asked.verifiers.make(one, other)
     jwt = asked.settings(endpoint="https://o.test/i", tokens=Introspected.JWT)
     asked.verifiers.make(one, asked.verifiers.config(issuer="https://o.test", introspection=jwt))
@@ -403,8 +432,19 @@ async def test_one_issuer_at_most_takes_opaque_tokens(asked: Asked) -> None:
     ],
 )
 def test_refuses_unsafe_settings(changes: dict[str, Any], asked: Asked) -> None:
-    with pytest.raises(IssuerConfigError, match="introspection"):
+    (setting,) = changes
+    with pytest.raises(IssuerConfigError, match=rf": introspection\.{setting}: "):
         asked.make(asked.settings(**changes))
+
+
+@pytest.mark.parametrize("cache_s", [0, 300])
+def test_the_shortest_and_the_longest_time_of_an_answer(cache_s: int, asked: Asked) -> None:
+    assert asked.make(asked.settings(cache_s=cache_s))
+
+
+def test_a_remote_issuer_is_not_asked_in_plaintext_on_this_machine(asked: Asked) -> None:
+    with pytest.raises(IssuerConfigError, match=r"introspection\.endpoint: needs an https URL"):
+        asked.make(asked.settings(), issuer="https://id.test")
 
 
 def test_no_algorithms_only_where_no_jwt_is_taken(asked: Asked) -> None:

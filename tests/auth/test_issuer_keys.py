@@ -327,8 +327,11 @@ async def test_a_remote_issuer_does_not_send_us_to_plaintext_on_this_machine(uri
         )
 
 
-async def test_falls_back_to_oauth_metadata(verifiers: Any, origin: Any, issuer: Any) -> None:
-    origin.say("/.well-known/openid-configuration", b"", status=404)
+@pytest.mark.parametrize("status", [404, 410])
+async def test_falls_back_to_oauth_metadata(
+    status: int, verifiers: Any, origin: Any, issuer: Any
+) -> None:
+    origin.say("/.well-known/openid-configuration", b"", status=status)
     verifier = verifiers.make()
     with pytest.raises(IssuerUnavailable):
         await verifier.verify(good(issuer))

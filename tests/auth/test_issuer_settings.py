@@ -21,6 +21,7 @@ from app.auth.tokens.issuers import (
     RoleMap,
     RoleUse,
     TokenProfile,
+    without_user,
 )
 from app.auth.tokens.verifier import TokenVerifier
 from app.domain.scopes import Scope
@@ -81,7 +82,12 @@ def config(**changes: Any) -> IssuerConfig:
     ],
 )
 def test_refuses_unsafe_settings(changes: dict[str, Any]) -> None:
-    with pytest.raises(IssuerConfigError):
+    setting, value = next(iter(changes.items()))
+    if setting.endswith("_claims") and value == ("",) and setting != "group_claims":
+        setting = "claims"
+    elif value == ("",) and setting == "inference_audiences":
+        setting = "audience"
+    with pytest.raises(IssuerConfigError, match=f"^issuer '.*': {setting}: "):
         config(**changes)
 
 
@@ -94,6 +100,14 @@ def test_refuses_unsafe_settings(changes: dict[str, Any]) -> None:
         {"audience": None, "inference_audiences": ("inference",)},
         {"profile": TokenProfile.COMPATIBLE, "client_id_claims": ("azp",)},
         {"scope_claims": (), "role_maps": (RoleMap(claim="roles", scopes={}),)},
+        {"leeway_s": 0},
+        {"leeway_s": 300},
+        {"client_id_claims": ("azp",), "profile": TokenProfile.CROSS_CLIENT},
+        {"client_id_claims": ("azp", "client_id")},
+        {"client_id_claims": (), "profile": TokenProfile.COMPATIBLE},
+        {"clients_without_audience": ("console",), "profile": TokenProfile.COMPATIBLE},
+        {"jwks_uri": "https://keys.test/jwks?a=b"},
+        {"issuer": "https://id.test:65535/a"},
     ],
 )
 def test_takes_safe_settings(changes: dict[str, Any]) -> None:
@@ -102,21 +116,48 @@ def test_takes_safe_settings(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("claim", ["", (), "a..b", ("a", "")])
 def test_refuses_empty_role_path(claim: Any) -> None:
-    with pytest.raises(IssuerConfigError):
+    with pytest.raises(IssuerConfigError, match="path is empty"):
         RoleMap(claim=claim, scopes={})
 
 
 @pytest.mark.parametrize("scopes", [{"": frozenset([Scope.READ])}, {"r": frozenset(["admin:*"])}])
 def test_refuses_roles_for_unknown_scopes(scopes: Any) -> None:
-    with pytest.raises(IssuerConfigError):
+    with pytest.raises(IssuerConfigError, match="known scopes"):
         RoleMap(claim="roles", scopes=scopes)
 
 
+def test_a_role_map_cannot_be_changed_behind_its_back() -> None:
+    table = {"r": frozenset([Scope.READ])}
+    made = RoleMap(claim="roles", scopes=table)
+    table["r"] = frozenset(Scope)
+    assert made.scopes == {"r": {Scope.READ}}
+    with pytest.raises(TypeError):
+        made.scopes["r"] = frozenset(Scope)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://id.test/a@b", "https://b"),
+        ("https://ada:secret@id.test/a", "https://id.test/a"),
+        ("https://ada:se//cr@et@id.test/a", "https://id.test/a"),
+        ("https://id.test//a", "https://id.test//a"),
+        ("ada:secret@id.test", "id.test"),
+        ("id.test", "id.test"),
+    ],
+)
+def test_what_may_be_a_secret_is_not_shown(url: str, shown: str) -> None:
+    assert without_user(url) == shown
+
+
 @pytest.mark.anyio
-@pytest.mark.parametrize("issuers", [[], [config(), config()]])
-async def test_verifier_needs_issuers_and_each_once(issuers: list[IssuerConfig]) -> None:
+@pytest.mark.parametrize(
+    ("issuers", "why"),
+    [([], "no token issuer"), ([config(), config()], "'https://id.test/tenant' is .* twice")],
+)
+async def test_verifier_needs_issuers_and_each_once(issuers: list[IssuerConfig], why: str) -> None:
     async with httpx2.AsyncClient(verify=False) as http:
-        with pytest.raises(IssuerConfigError):
+        with pytest.raises(IssuerConfigError, match=why):
             TokenVerifier(issuers, http=http, now=lambda: datetime.now(UTC))
 
 
@@ -263,6 +304,18 @@ def test_all_required_scopes_are_needed() -> None:
         with pytest.raises(InsufficientScope) as caught:
             who.require(*needed)
         assert caught.value.required == tuple(sorted(needed))
+
+
+@pytest.mark.parametrize(
+    ("needed", "said"),
+    [
+        ((), "This needs an admin scope."),
+        ((Scope.READ,), "This needs the scope admin:read."),
+        ((Scope.READ, Scope.PAUSE), "This needs the scopes admin:pause and admin:read."),
+    ],
+)
+def test_says_which_scopes_it_takes(needed: tuple[Scope, ...], said: str) -> None:
+    assert InsufficientScope(needed).message == said
 
 
 # ---- the header

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 from typing import Any
 
+import httpx2
 import pytest
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
 from app.auth.tokens.errors import IssuerUnavailable, TokenInvalid
+from app.auth.tokens.issuers import SUPPORTED_ALGORITHMS
+from app.auth.tokens.keys import signing_key
 
 pytestmark = pytest.mark.anyio
 ADMIN = "https://gateway.test/admin"
@@ -112,6 +116,51 @@ async def test_token_without_key_id_finds_the_key_and_follows_a_rotation(
     assert origin.requests["/jwks"] == 2
 
 
+@pytest.mark.parametrize("bits", [2048, 2096, 3072])  # their base64 ends with =, with == or alike
+async def test_a_modulus_may_have_any_length_in_bounds(
+    bits: int, verifiers: Any, origin: Any
+) -> None:
+    origin.say("/jwks", key_set(jwk(RSAKey.generate_key(bits))))
+    verifier = verifiers.make()
+    await verifier.warm()
+    assert verifier.issuer_states()[0].keys == 1
+
+
+@pytest.mark.parametrize(
+    ("bits", "taken"), [(2047, False), (2048, True), (8192, True), (8193, False)]
+)
+async def test_the_shortest_and_the_longest_modulus(bits: int, taken: bool) -> None:
+    number = (1 << (bits - 1)) + 1
+    text = base64.urlsafe_b64encode(number.to_bytes((bits + 7) // 8)).rstrip(b"=").decode()
+    found = signing_key({"kty": "RSA", "n": text, "e": "AQAB"})
+    assert (found is not None) is taken
+
+
+async def test_as_many_keys_as_are_looked_at(verifiers: Any, origin: Any, issuer: Any) -> None:
+    origin.say("/jwks", key_set(*[jwk(EC)] * 63, *issuer.jwks()["keys"]))
+    assert await verifiers.make().verify(good(issuer))
+
+
+@pytest.mark.parametrize(
+    ("key", "fits"),
+    [
+        (ECKey.generate_key("P-256"), {"ES256"}),
+        (ECKey.generate_key("P-384"), {"ES384"}),
+        (ECKey.generate_key("P-521"), {"ES512"}),
+        (OKPKey.generate_key("Ed25519"), {"EdDSA", "Ed25519"}),
+        (RSAKey.generate_key(2048), {f"{k}{n}" for k in ("RS", "PS") for n in (256, 384, 512)}),
+    ],
+)
+async def test_which_algorithms_a_key_is_for(key: Any, fits: set[str]) -> None:
+    found = signing_key(jwk(key))
+    assert found is not None
+    assert {name for name in SUPPORTED_ALGORITHMS if found.fits(name)} == fits
+    for name in fits:
+        meant = signing_key(jwk(key, alg=name))
+        assert meant is not None
+        assert {other for other in SUPPORTED_ALGORITHMS if meant.fits(other)} == {name}
+
+
 async def test_key_for_another_algorithm_is_not_used(
     verifiers: Any, origin: Any, issuer: Any
 ) -> None:
@@ -150,3 +199,22 @@ async def test_answers_that_are_no_key_set(
         await verifier.verify(good(issuer))
     assert verifier.issuer_states()[0].problem == problem
     assert not origin.requests["/moved"]
+
+
+async def test_a_redirect_is_refused_whatever_the_client_would_do(
+    verifiers: Any, origin: Any, issuer: Any, tls: Any
+) -> None:
+    origin.say("/jwks", b"", status=302, headers={"location": "/moved"})
+    origin.say("/moved", json.dumps(issuer.jwks()).encode())
+    async with httpx2.AsyncClient(verify=tls, trust_env=False, follow_redirects=True) as http:
+        verifiers.http = http
+        verifier = verifiers.make()
+        await verifier.warm()
+        assert verifier.issuer_states()[0].problem == "redirect refused"
+    assert not origin.requests["/moved"]
+
+
+async def test_the_largest_answer_that_is_read(verifiers: Any, origin: Any, issuer: Any) -> None:
+    body = json.dumps(issuer.jwks()).encode()
+    origin.say("/jwks", body.ljust(256 * 1024), headers={"content-encoding": "identity"})
+    assert await verifiers.make().verify(good(issuer))

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from app.auth.principal import AudienceKind, PrincipalKind
-from app.auth.tokens.errors import IssuerUnavailable, TokenInvalid
+from app.auth.tokens.errors import ClaimInvalid, ClaimMissing, IssuerUnavailable, TokenInvalid
 from app.auth.tokens.issuers import TokenProfile
+from app.auth.tokens.verifier import MAX_TOKEN_CHARS
 from app.devidp.issuer import DevIssuer
 from app.domain.scopes import Scope
 from tests.auth.made_tokens import (
@@ -220,6 +221,8 @@ async def test_refuses(case: str, verifiers: Any) -> None:
     with pytest.raises(TokenInvalid) as caught:
         await verifier.verify(token)
     assert caught.value.reason == reason
+    if isinstance(caught.value, ClaimMissing | ClaimInvalid):
+        assert caught.value.claim == case.partition("-")[0]
     # Nor does the message give back anything of what was sent.
     assert "ops" not in caught.value.message
     with pytest.raises(TokenInvalid):
@@ -251,6 +254,27 @@ async def test_accepts(case: str, verifiers: Any) -> None:
     assert who.token_id == "t-1"
     assert int(who.expires_at.timestamp()) == NOW + 600
     assert who.expires_at.tzinfo is not None
+
+
+@pytest.mark.parametrize(
+    ("chars", "taken"), [(MAX_TOKEN_CHARS, True), (MAX_TOKEN_CHARS + 1, False)]
+)
+async def test_the_longest_token_that_is_looked_at(chars: int, taken: bool, verifiers: Any) -> None:
+    iss = verifiers.issuer.issuer
+    about = (chars - len(signed(claims(iss=iss, pad="")))) // 4 * 3
+    # Base64 has no text of 4n + 1 characters, so the header may have to take up what is over.
+    tries = (
+        signed(claims(iss=iss, pad="x" * pad), x="x" * more)
+        for more in range(4)
+        for pad in range(about - 8, about + 4)
+    )
+    token = next(token for token in tries if len(token) == chars)
+    if taken:
+        assert await verifiers.make().verify(token)
+        return
+    with pytest.raises(TokenInvalid) as caught:
+        await verifiers.make().verify(token)
+    assert caught.value.reason == "TOKEN_TOO_LARGE"
 
 
 @pytest.mark.parametrize(

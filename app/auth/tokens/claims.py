@@ -144,8 +144,8 @@ def _check_type(
         raise TokenTypeRefused
     if claims.get("token_use", "access") not in _ACCESS_TOKEN_USES:
         raise TokenTypeRefused
-    kinds = frozenset(["dpop" if bound else "bearer"])
-    if "typ" in claims and not _one_of(claims["typ"], _ACCESS_TOKEN_TYPES | kinds | {"bearer"}):
+    kinds = frozenset(["bearer", "dpop"] if bound else ["bearer"])
+    if "typ" in claims and not _one_of(claims["typ"], _ACCESS_TOKEN_TYPES | kinds):
         raise TokenTypeRefused
     if voucher.introspected and not _answers_for_access_token(claims, kinds):
         raise TokenTypeRefused
@@ -170,7 +170,7 @@ def _answers_for_access_token(claims: Mapping[str, Any], kinds: frozenset[str]) 
     """Refresh tokens are introspected too, and are active. ``token_type`` is of access tokens
     alone (RFC 7662 §2.2 with RFC 6749 §5.1)."""
     if "token_type" in claims:
-        return _one_of(claims["token_type"], kinds | {"bearer", "access_token"})
+        return _one_of(claims["token_type"], kinds | {"access_token"})
     return "typ" in claims or "token_use" in claims
 
 

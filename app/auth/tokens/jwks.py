@@ -136,7 +136,7 @@ class IssuerKeys:
     def unavailable(self) -> IssuerUnavailable:
         """The error for a token that cannot be judged, with the time to the next attempt."""
         wait_s = max(self._retry_at - self._monotonic(), 1.0)
-        return IssuerUnavailable(self._config.issuer, retry_after_s=math.ceil(min(wait_s, 3600)))
+        return IssuerUnavailable(self._config.issuer, retry_after_s=math.ceil(wait_s))
 
     def state(self) -> IssuerState:
         """Without asking anybody."""

@@ -1,0 +1,108 @@
+"""Having issuers' keys before a caller needs them, and saying how each issuer stands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.auth.tokens.errors import IssuerUnavailable
+from app.auth.tokens.jwks import IssuerState, KeyTimings
+from app.devidp.issuer import DevIssuer
+from tests.auth.conftest import ADMIN, Clock, Origin, Verifiers
+
+pytestmark = pytest.mark.anyio
+
+METADATA = "/.well-known/openid-configuration"
+
+
+def good(issuer: DevIssuer, **overrides: Any) -> str:
+    return issuer.mint("ops", "console", ["admin:read"], ADMIN, 7200, **overrides)
+
+
+def state(issuer: DevIssuer, *, ok: bool, age_s: float) -> IssuerState:
+    return IssuerState(issuer=issuer.issuer, ok=ok, keys=1, age_s=age_s, problem=None)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - what is waited for is a real server's progress
+            await asyncio.sleep(0.001)
+
+
+async def test_is_kept_ready_without_callers(
+    verifiers: Verifiers, origin: Origin, clock: Clock
+) -> None:
+    verifier = verifiers.make()
+    origin.say("/jwks", b"", status=503)
+    keeping = asyncio.create_task(verifier.keep_ready(every_s=0.001))
+    await until(lambda: origin.requests["/jwks"] == 1)
+    await until(lambda: verifier.issuer_states()[0].problem == "HTTP 503")
+    del origin.answers["/jwks"]
+    clock.advance(5)
+    await until(lambda: verifier.issuer_states()[0].ok)
+    assert not keeping.done()
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    assert keeping.cancelled()
+
+
+async def test_warming_waits_for_the_keys_and_finds_where_they_have_moved(
+    verifiers: Verifiers, origin: Origin, issuer: DevIssuer, clock: Clock
+) -> None:
+    verifier = verifiers.make()
+    await verifier.warm()
+    origin.say("/jwks", b"", status=503)
+    clock.advance(600)
+    await verifier.warm()
+    assert not verifier.issuer_states()[0].ok
+    moved = {**issuer.metadata(), "jwks_uri": f"{origin.url}/new"}
+    origin.say(METADATA, json.dumps(moved).encode())
+    origin.say("/new", json.dumps(issuer.jwks()).encode())
+    await verifier.warm()  # within the back-off: nobody is asked
+    assert origin.requests["/jwks"] == 2
+    clock.advance(5)
+    await verifier.warm()
+    assert verifier.issuer_states() == (state(issuer, ok=True, age_s=0.0),)
+
+
+async def test_keys_are_well_until_they_are_too_old_to_serve(
+    verifiers: Verifiers, issuer: DevIssuer, clock: Clock
+) -> None:
+    verifier = verifiers.make()
+    await verifier.warm()
+    clock.advance(86_399)
+    assert verifier.issuer_states() == (state(issuer, ok=True, age_s=86_399.0),)
+    clock.advance(1)
+    assert verifier.issuer_states() == (state(issuer, ok=False, age_s=86_400.0),)
+
+
+async def test_says_which_issuer_is_out_of_reach_and_never_to_come_back_at_once(
+    verifiers: Verifiers, origin: Origin, issuer: DevIssuer, clock: Clock
+) -> None:
+    verifier = verifiers.make()
+    origin.say("/jwks", b"", status=503)
+    waits = []
+    for passed_s in (0, 2.5, 2):
+        clock.advance(passed_s)
+        with pytest.raises(IssuerUnavailable) as caught:
+            await verifier.verify(good(issuer))
+        assert caught.value.issuer == issuer.issuer
+        waits.append(caught.value.retry_after_s)
+    assert waits == [5, 3, 1]
+
+
+async def test_an_unknown_key_waits_for_a_fetch_under_way_whatever_the_interval(
+    verifiers: Verifiers, origin: Origin, issuer: DevIssuer, clock: Clock
+) -> None:
+    verifier = verifiers.make(timings=KeyTimings(refresh_ahead_s=30.0))
+    await verifier.warm()
+    issuer.rotate()
+    assert await verifier.verify(good(issuer))  # the interval begins
+    issuer.rotate()
+    clock.advance(30)
+    assert await verifier.verify(good(issuer))
+    assert origin.requests["/jwks"] == 3
