@@ -229,7 +229,7 @@ async def _opened(
                 clock=clock,
                 random=secrets.token_bytes,
             )
-            held.push_async_callback(house.aclose)
+            held.push_async_callback(house.aclose, settings.shutdown_grace_s)
         backends = between.backends(
             Backends(meant.reach, Credentials(meant.credentials, clock), clock)
         )

@@ -17,6 +17,9 @@ _BEARER = "bearer"
 DESCRIPTION = """Orders to inference engines, each authorised by its own scope, kept in a ledger,
 and followed to its end.
 
+A browser in which somebody has logged in (`/auth/login`) shows the cookie of their session in the
+place of a token. Changes then take `X-Requested-With: chadburn`, from the gateway's own origin.
+
 An order answers 202 at once with an operation; its events are a stream. `Idempotency-Key` makes
 an order safe to send again. Every answer that is not a success is a problem document (RFC 9457)
 whose `type` leads to a page about its reason."""

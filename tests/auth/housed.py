@@ -97,9 +97,15 @@ class Housed:
         self._verifiers: list[TokenVerifier] = []
 
     def open(
-        self, *, keys: tuple[bytes, ...] = (KEY,), rules: dict[str, Any] | None = None, **how: Any
+        self,
+        *,
+        keys: tuple[bytes, ...] = (KEY,),
+        rules: dict[str, Any] | None = None,
+        ledger: Ledger | None = None,
+        **how: Any,
     ) -> LoginHouse:
-        """A gateway's part of it; several share the ledger. `how`: of the client."""
+        """A gateway's part of it; several share the ledger, unless one has `ledger` for its own way
+        to the same database. `how`: of the client."""
         config = IssuerConfig(issuer=URL, audience=ADMIN, inference_audiences=(INFERENCE,))
         verifier = TokenVerifier(
             [config],
@@ -126,7 +132,7 @@ class Housed:
                 base_url=BASE,
                 rules=SessionRules(**{"look_s": 0.01, "refresh_wait_s": 5.0, **(rules or {})}),
             ),
-            ledger=self.ledger,
+            ledger=ledger or self.ledger,
             judge=verifier,
             http=self.issuer.http,
             clock=Turned(self.clock),
@@ -183,9 +189,9 @@ class Housed:
 
 
 @asynccontextmanager
-async def housed(folder: Path) -> AsyncIterator[Housed]:
+async def housed(folder: Path, url: str | None = None) -> AsyncIterator[Housed]:
     issuer = issuing()
-    url = f"sqlite+aiosqlite:///{folder}/ledger.db"
+    url = url or f"sqlite+aiosqlite:///{folder}/ledger.db"
     ledger = await Ledger.open(url, clock=Turned(issuer.clock), migrate=True)
     made = Housed(issuer, ledger, folder)
     try:

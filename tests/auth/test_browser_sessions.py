@@ -24,8 +24,9 @@ from app.auth.sessions.issuer_tokens import LOGOUT_EVENT
 from app.auth.sessions.kept import Visitor
 from app.auth.sessions.logins import LOGIN_S
 from app.auth.tokens.errors import IssuerUnavailable
+from app.ledger import Ledger
 from app.ledger.browser_sessions import StoredSession
-from tests.auth.housed import KEY, Housed, housed
+from tests.auth.housed import KEY, Housed, Turned, housed
 from tests.devidp.flows import TTL_S, URL
 
 pytestmark = pytest.mark.anyio
@@ -185,6 +186,22 @@ async def test_tokens_of_one_row_are_none_in_another(at: Housed) -> None:
 
 async def test_of_many_at_two_gateways_one_refreshes(at: Housed) -> None:
     one, other = (at.open(rules={"idle_s": 2 * TTL_S}) for _ in range(2))
+    await refreshed_by_one(at, one, other)
+
+
+async def test_of_many_at_two_gateways_on_one_postgres_one_refreshes(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    async with housed(tmp_path, postgres_url) as at:
+        ledger = await Ledger.open(postgres_url, clock=Turned(at.clock))
+        try:
+            rules = {"idle_s": 2 * TTL_S}
+            await refreshed_by_one(at, at.open(rules=rules), at.open(rules=rules, ledger=ledger))
+        finally:
+            await ledger.close()
+
+
+async def refreshed_by_one(at: Housed, one: LoginHouse, other: LoginHouse) -> None:
     cookie = await at.log_in(one)
     for _ in range(3):
         before = at.wire.calls["/token"]
@@ -226,7 +243,7 @@ async def test_a_caller_who_hangs_up_takes_no_token_along(at: Housed) -> None:
     at.wire.gate.set()
     assert (await at.who(house, cookie)).subject == "otto"
     assert at.wire.calls["/token"] == before + 1
-    await house.aclose()
+    await house.aclose(60)
 
 
 async def test_an_issuer_that_is_down_ends_no_session(at: Housed) -> None:

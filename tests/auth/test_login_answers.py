@@ -139,7 +139,7 @@ async def desk(
     try:
         yield Desk(origin, issuer, house)
     finally:
-        await house.aclose()
+        await house.aclose(60)
         await ledger.close()
 
 

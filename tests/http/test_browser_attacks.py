@@ -12,6 +12,7 @@ import pytest
 
 from app.domain.scopes import Scope
 from app.http.middleware.context import SAFE_HEADERS
+from app.http.route import EdgeRoute, declaration_of
 from tests.http.browsing import PUBLIC, Browser, at_provider
 from tests.http.gateway import gateway
 from tests.http.logging_in import Site, secret_file, site
@@ -103,6 +104,21 @@ async def ordered(
     else:
         answer = await browser.send("POST", ORDER, headers={**given, **KEY}, **how)
     return answer.status_code, answer.json()["reason"]
+
+
+async def test_every_change_of_the_application_takes_them(at: Site) -> None:
+    browser = await logged_in(at)
+    for route in at.gate.app.routes:
+        assert isinstance(route, EdgeRoute)
+        say = declaration_of(route)
+        if say is None or say.need is None:
+            continue
+        path = re.sub(r"\{\w+(:path)?\}", "x", route.path)
+        for method in sorted((route.methods or set()) - {"GET"}):
+            for headers in ({}, {**OURS, "X-Requested-With": ""}, {**OURS, "Origin": "null"}):
+                answer = await browser.send(method, path, headers=headers)
+                assert answer.status_code == 403, (method, path)
+                assert answer.json()["reason"] == "CROSS_SITE_REFUSED"
 
 
 async def test_forms_of_other_sites(at: Site) -> None:

@@ -41,8 +41,9 @@ class LoginHouse:
     refreshes: Refreshes
     providers: Providers
 
-    async def aclose(self) -> None:
-        await self.refreshes.aclose()
+    async def aclose(self, within_s: float) -> None:
+        """Let refreshes under way end, for so long at most; end all else."""
+        await self.refreshes.aclose(within_s)
         for provider in self.providers.values():
             await provider.aclose()
 

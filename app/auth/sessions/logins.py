@@ -176,7 +176,9 @@ class Logins:
             raise LoginReplayed
         await self._refuse_mixed_up(login.client, answer)
         if answer.error is not None:
-            raise LoginDenied(error_code(answer.error))
+            denied = LoginDenied(error_code(answer.error))
+            log.info("%s did not log a person in: %s", login.client.issuer, denied.error)
+            raise denied
         if not answer.code or len(answer.code) > _MAX_ANSWER_CHARS or not answer.code.isascii():
             raise LoginFailed("the answer has no code")
         try:

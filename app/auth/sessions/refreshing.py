@@ -30,6 +30,7 @@ from app.auth.sessions.kept import (
 from app.auth.sessions.provider import GrantedTokens, GrantRefused, Provider
 from app.auth.tokens.errors import IssuerUnavailable, TokenInvalid
 from app.clock import Clock
+from app.domain.errors import ChadburnError
 from app.ledger.browser_sessions import BrowserSessions, StoredSession
 from app.ledger.errors import LedgerUnavailable
 
@@ -74,17 +75,28 @@ class Refreshes:
         if task is None:
             task = asyncio.create_task(self._refresh(session), name="session-refresh")
             self._under_way[session.digest] = task
-            task.add_done_callback(lambda _: self._under_way.pop(session.digest, None))
+            task.add_done_callback(lambda done: self._ended(session.digest, done))
         await asyncio.wait([task])
         if task.cancelled():
             raise self._unavailable(session)
         return task.result()
 
-    async def aclose(self) -> None:
+    async def aclose(self, within_s: float) -> None:
         """Let what is under way come to its end: a refresh that is cut off is a session lost."""
         tasks = list(self._under_way.values())
-        if tasks:
-            await asyncio.wait(tasks, timeout=self._rules.refresh_lease_s)
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=within_s)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
+    def _ended(self, digest: str, task: asyncio.Task[StoredSession]) -> None:
+        self._under_way.pop(digest, None)
+        # Whoever waited may have left by then. What is wrong here, and not with the session, shows.
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, ChadburnError):
+            log.error("a refresh broke off", exc_info=error)
 
     async def _refresh(self, session: StoredSession) -> StoredSession:
         refresher = self._new_secret()
