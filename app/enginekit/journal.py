@@ -22,7 +22,7 @@ from app.domain.operation import Operation, OperationEvent
 from app.domain.transitions import Advanced, Fact, Rejected, Started, accepted_event, advance
 from app.enginekit.records import NO_CHANGE, Change, Counters, FurtherKey, Record
 from app.enginekit.refusals import StoreUnavailable
-from app.enginekit.store import OperationStore, StoreFull
+from app.enginekit.store import OperationStore, StoreFull, StoreUnreadable
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -104,6 +104,10 @@ class Journal:
             instance_id = f"{store.identity}-{life}"
             try:
                 return store, instance_id, store.begin_life(instance_id, now())
+            except sqlite3.Error as error:
+                # For one, on a disk that is full.
+                store.close()
+                raise StoreUnreadable(str(error)) from error
             except BaseException:
                 store.close()
                 raise

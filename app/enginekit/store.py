@@ -97,7 +97,7 @@ class StoreInUse(Exception):
 
 
 class StoreUnreadable(Exception):
-    """The file is damaged, or was written by a later version."""
+    """The file is damaged, cannot be written, or was written by a later version."""
 
 
 class StoreFull(Exception):

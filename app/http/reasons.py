@@ -488,6 +488,11 @@ CATALOGUE: Mapping[str, Reason] = {
         "No connection to its database came free in time. Nothing of the request was begun.",
         "Try again after `Retry-After`.",
     ),
+    "LEDGER_NOT_WRITABLE": Reason(
+        "The ledger takes no writes",
+        "Its disk is full, or its database is read-only. Reads go on.",
+        f"Send an order again under the same `{_KEY}`; it needs its operator.",
+    ),
     "HISTORY_PRUNED": Reason(
         "Events are no longer kept", "They are older than the retention.", "Begin without a cursor."
     ),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import Connection, Table, event
+from sqlalchemy import Connection, Table, event, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
 from sqlalchemy.exc import (
@@ -23,7 +24,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from app.domain.errors import ChadburnError, InvalidArgument
-from app.ledger.errors import LedgerBusy, LedgerUnavailable
+from app.ledger.errors import LedgerBusy, LedgerNotWritable, LedgerUnavailable
+from app.ledger.tables import ledger
 from app.ledger.target import LedgerFile, Target
 
 T = TypeVar("T")
@@ -37,6 +39,13 @@ _BUSY_TIMEOUT_MS = 10_000
 _CLOSE_TIMEOUT_S = 35.0  # longer than a statement may take
 _TRIES = 10
 _NOT_PERMITTED = "42501"
+_TAKES_NO_WRITES = {
+    "53100": "the disk of the ledger's database is full",
+    "25006": "the ledger's database is read-only",
+    sqlite3.SQLITE_FULL: "the disk of the ledger is full",
+    sqlite3.SQLITE_READONLY: "the file of the ledger is read-only",
+    sqlite3.SQLITE_IOERR_WRITE: "the file of the ledger cannot be written",
+}
 
 # A connection that went dead without a word is given up within half a minute.
 _LIBPQ_DEFAULTS = {
@@ -179,7 +188,16 @@ def database_errors() -> Iterator[None]:
         raise _busy() from error
     except (DBAPIError, PendingRollbackError) as error:
         # The second where a connection broke and whoever cleans up tried to go on with it.
+        if (why := _no_writes(error)) is not None:
+            raise LedgerNotWritable(why) from error
         raise LedgerUnavailable("the ledger's database does not answer") from error
+
+
+def _no_writes(error: Exception) -> str | None:
+    code = sqlstate_of(error)
+    if code is None and isinstance(error, DBAPIError):
+        code = getattr(error.orig, "sqlite_errorcode", None)
+    return _TAKES_NO_WRITES.get(code)
 
 
 def _busy() -> LedgerBusy:
@@ -260,6 +278,7 @@ class Database:
         self._writers = Share(_most_writers(size) if self.postgres else 1, wait_s)
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._writable = True
 
     async def read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         """On SQLite all of `work` sees one state of the database, on PostgreSQL each statement
@@ -284,6 +303,14 @@ class Database:
         """Raises LedgerUnavailable where what is written now could not be found again."""
         if self._file is not None:
             self._file.check()
+
+    async def check_writable(self) -> None:
+        """Raises LedgerNotWritable where the last write failed for that, and another one does.
+        Else nobody who is told to keep away until this is ready would ever find out."""
+        if self._file is not None:
+            self._file.check_room()
+        if not self._writable:
+            await self.write(_write_nothing_new)
 
     async def close(self) -> None:
         """Let what runs come to its end, which on a database that stands still has none."""
@@ -316,6 +343,17 @@ class Database:
                 return await work(connection)
 
     async def _write(self, work: Callable[[Write], Awaitable[T]]) -> T:
+        try:
+            done = await self._write_in_turn(work)
+        except LedgerNotWritable as error:
+            if self._writable:
+                _log.error("nothing can be written at present: %s", error.message)
+            self._writable = False
+            raise
+        self._writable = True
+        return done
+
+    async def _write_in_turn(self, work: Callable[[Write], Awaitable[T]]) -> T:
         for _ in range(_TRIES):
             try:
                 with database_errors():
@@ -341,6 +379,12 @@ class Database:
             if write is not None and write.placed:
                 # Also when it was rolled back: readers may have been waiting behind its place.
                 self._on_placed()
+
+
+async def _write_nothing_new(write: Write) -> None:
+    # Up and down again: what is the same as before at each step is not written.
+    for step in (1, -1):
+        await write.connection.execute(update(ledger).values(pruned_to=ledger.c.pruned_to + step))
 
 
 def _most_writers(pool_size: int) -> int:

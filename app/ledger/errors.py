@@ -30,6 +30,12 @@ class LedgerBusy(LedgerUnavailable):
     reason = "LEDGER_BUSY"
 
 
+class LedgerNotWritable(LedgerUnavailable):
+    """The database is there and takes no writes: its disk is full, or it is read-only."""
+
+    reason = "LEDGER_NOT_WRITABLE"
+
+
 class HistoryPruned(Aborted):
     """Events behind the position that was to be read on from are no longer kept."""
 
@@ -37,7 +43,8 @@ class HistoryPruned(Aborted):
 
 
 class LedgerInUse(FailedPrecondition):
-    """Another process has this SQLite ledger open; SQLite serves one gateway."""
+    """Another process has this ledger open: SQLite serves one gateway, and a restored ledger must
+    not meet one that remembers a later one."""
 
     reason = "LEDGER_IN_USE"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, and_, case, exists, func, or_, select, text
+from sqlalchemy import Row, and_, case, exists, func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.clock import Clock
@@ -219,19 +219,14 @@ async def _places(connection: AsyncConnection, postgres: bool) -> list[Finding]:
 
 
 async def _leases(connection: AsyncConnection, now: datetime) -> list[Finding]:
-    strange = select(leases.c.engine_id, leases.c.owner).where(
-        or_(
-            leases.c.expires_at > now + _LONGEST_LEASE,
-            and_(leases.c.owner == "", leases.c.expires_at > now + timedelta(minutes=1)),
-        )
+    strange = select(leases.c.engine_id).where(
+        leases.c.owner != "", leases.c.expires_at > now + _LONGEST_LEASE
     )
     return [
         Finding(
             "lease",
             row.engine_id,
-            "it is held for longer than any gateway holds one: a clock is far off"
-            if row.owner
-            else "it is nobody's, and cannot be taken yet",
+            "it is held for longer than any gateway holds one: a clock is far off",
         )
         for row in await connection.execute(strange.limit(MOST_FINDINGS))
     ]

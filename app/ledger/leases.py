@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, select, update
+from sqlalchemy import ColumnElement, or_, select, update
 
 from app.clock import Clock
 from app.domain.errors import UnknownEngine
@@ -44,7 +44,8 @@ class Leases:
                 .on_conflict_do_update(
                     index_elements=[leases.c.engine_id],
                     set_={"owner": owner, "fence": leases.c.fence + 1, "expires_at": until},
-                    where=leases.c.expires_at <= now,
+                    # One that was given back is free whatever the clock of the giver said.
+                    where=or_(leases.c.owner == _NOBODY, leases.c.expires_at <= now),
                 )
                 .returning(leases.c.fence)
             )

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from app.clock import Clock
 from app.ledger.audit import Audit
 from app.ledger.browser_sessions import BrowserSessions
+from app.ledger.clocks import ClockComparison
 from app.ledger.database import (
     WAIT_S,
     Database,
@@ -74,6 +75,7 @@ class Ledger:
         schema: ReleaseSchema,
         identity: str,
         probe: AsyncEngine,
+        comparison: ClockComparison,
     ) -> None:
         """For `open`, which also prepares what has to be given back at the end."""
         self.identity = identity
@@ -93,6 +95,7 @@ class Ledger:
         self._database = database
         self._schema = schema
         self._probe = probe
+        self._comparison = comparison
         self._checking: asyncio.Task[None] | None = None
         self._held = AsyncExitStack()
 
@@ -153,12 +156,15 @@ class Ledger:
             database = Database(engine, on_placed=tell, file=file, wait_s=wait_s)
             held.push_async_callback(database.close)
 
+            comparison = ClockComparison(clock)
+
             async def look(connection: AsyncConnection) -> str:
                 await check_connection(connection, schema)
+                await comparison.look(connection)
                 return str((await connection.execute(select(ledger.c.identity))).scalar_one())
 
             identity = await database.read(look)
-            opened = cls(database, wakes, clock, schema, identity, probe)
+            opened = cls(database, wakes, clock, schema, identity, probe, comparison)
             if watch is not None:
                 watch.start()
             else:
@@ -194,6 +200,8 @@ class Ledger:
         with database_errors():
             async with self._probe.connect() as connection:
                 await check_connection(connection, self._schema)
+                await self._comparison.look(connection)
+        await self._database.check_writable()
 
     def pool_in_use(self) -> int:
         """How many pooled connections are out at this moment."""

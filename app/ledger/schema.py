@@ -28,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 import app
 from app.ledger.database import database_errors, for_writing, make_engine
-from app.ledger.errors import SchemaAhead, SchemaBehind, UpgradeBusy
+from app.ledger.errors import LedgerInUse, SchemaAhead, SchemaBehind, UpgradeBusy
 from app.ledger.target import Target, sole_process, target_of
 
 NEEDS = "0009"
@@ -46,6 +46,8 @@ _NO_SESSIONS = text("DELETE FROM browser_sessions")
 # Two keys of 32 bits: another kind of advisory lock than those of `positions`.
 _TRY_LOCK = text("SELECT pg_try_advisory_lock(1128414562, 1)")
 _UNLOCK = text("SELECT pg_advisory_unlock(1128414562, 1)")
+# Every open ledger shares this one, see `watch`.
+_TRY_ALONE = text("SELECT pg_try_advisory_xact_lock(1128414562, 3)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +75,17 @@ async def upgrade(
     `restored`: it comes from a backup, and gets a new identity (see docs/adr/0005); the browser
     sessions in it are over.
 
-    Raises SchemaAhead, LedgerInUse (SQLite, another process has it), UpgradeBusy (PostgreSQL,
-    another process is upgrading and takes longer than `patience_s`), LedgerUnavailable.
+    Raises SchemaAhead, LedgerInUse (another process has it; on PostgreSQL only if `restored`),
+    UpgradeBusy (PostgreSQL, another process is upgrading and takes longer than `patience_s`),
+    LedgerUnavailable.
     """
     target = target_of(url)
     with sole_process(target):
         climb = await bring_up(target, patience_s)
         if restored:
             async with _alone(target, patience_s) as connection:
+                if target.path is None and not (await connection.execute(_TRY_ALONE)).scalar_one():
+                    raise LedgerInUse("another process has this ledger open, such as a gateway")
                 await connection.execute(_NEW_IDENTITY, {"identity": secrets.token_hex(4)})
                 await connection.execute(_NO_SESSIONS)
                 await connection.commit()

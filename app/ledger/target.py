@@ -13,7 +13,9 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from app.domain.errors import InvalidArgument
-from app.ledger.errors import LedgerInUse, LedgerUnavailable, SchemaBehind
+from app.ledger.errors import LedgerInUse, LedgerNotWritable, LedgerUnavailable, SchemaBehind
+
+_ORDER_BYTES = 128 * 1024  # what an order may add to the log, and more
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,16 @@ class LedgerFile:
             there = None
         if there != self:
             raise LedgerUnavailable("the file of the SQLite ledger was removed or replaced")
+
+    def check_room(self) -> None:
+        """Raises LedgerNotWritable where the disk has no room for an order. Small writes may find
+        a place in the log that is there already, and say nothing of the next order."""
+        try:
+            found = os.statvfs(self.path)
+        except OSError:
+            return
+        if found.f_bavail * found.f_frsize < _ORDER_BYTES:
+            raise LedgerNotWritable("the disk of the ledger is full")
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from app.ledger.wakes import Wakes
 _log = logging.getLogger(__name__)
 
 _CHANNEL = "chadburn_events"
+# Of the family of locks around upgrades; whoever must be alone with a ledger tries for all of it.
+_SHARE = "SELECT pg_advisory_lock_shared(1128414562, 3)"
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
@@ -87,6 +89,7 @@ class Watch:
         async with self._connection() as connection:
             # What is announced is on disk already; the announcement itself need not be.
             await connection.execute("SET synchronous_commit = off")
+            await connection.execute(_SHARE)
             polled = time.monotonic()
             while True:
                 try:

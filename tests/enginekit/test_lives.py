@@ -127,6 +127,20 @@ async def test_a_store_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
         await EngineServer(MinimalEngine(), settings(tmp_path)).start()
 
 
+async def test_a_store_that_cannot_be_written_is_said_to_be(tmp_path: Path) -> None:
+    first = EngineServer(MinimalEngine(), settings(tmp_path))
+    await first.start()
+    await first.stop(1.0)
+    with sqlite3.connect(tmp_path / FILE_NAME) as db:
+        db.execute(
+            "CREATE TRIGGER no_space BEFORE UPDATE ON engine"
+            " BEGIN SELECT RAISE(ABORT, 'no space'); END"
+        )
+    db.close()
+    with pytest.raises(StoreUnreadable, match="no space"):
+        await EngineServer(MinimalEngine(), settings(tmp_path)).start()
+
+
 async def test_an_address_that_is_taken_is_said_to_be(double: EngineDouble, tmp_path: Path) -> None:
     taken = settings(tmp_path / "other", admin_address=double.admin_address)
     with pytest.raises(OSError, match=r"cannot listen on 127\.0\.0\.1"):

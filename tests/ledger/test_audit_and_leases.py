@@ -120,6 +120,21 @@ async def test_a_lease_is_renewed_and_released(ledger: Ledger, clock: SetClock) 
     assert second.fence == 2, "a fence never comes twice"
 
 
+async def test_a_lease_given_back_is_free_by_every_clock(ledger: Ledger, clock: SetClock) -> None:
+    """Also where the giver's was ahead, or has been set back since: else nobody could drive the
+    engine until it is that late."""
+    await with_engine(ledger)
+    held = await ledger.leases.acquire("e1", "a", 10)
+    assert held is not None
+    await ledger.leases.release(held)
+    clock.advance(seconds=-600)
+    second = await ledger.leases.acquire("e1", "b", 10)
+    assert second is not None
+    await ledger.leases.end_all()
+    clock.advance(seconds=-600)
+    assert await ledger.leases.acquire("e1", "c", 10) is not None
+
+
 async def test_a_holder_that_was_asleep_writes_nothing(ledger: Ledger, clock: SetClock) -> None:
     await with_engine(ledger)
     old = await ledger.leases.acquire("e1", "a", 10)
