@@ -25,6 +25,7 @@ from app.settings import IssuerSettings, Settings, SettingsError, load_settings
 from tests.auth.conftest import Origin
 from tests.auth.conftest import origin as origin
 from tests.cli.conftest import Run
+from tests.cli.conftest import built as built
 from tests.cli.conftest import run as run
 from tests.http.full import FULL, full_engine
 from tests.http.gateway import Gateway, gateway

@@ -17,6 +17,7 @@ from app.main import posture_at
 from app.posture import posture_of
 from app.settings import Settings
 from tests.cli.conftest import Run
+from tests.cli.conftest import built as built
 from tests.cli.conftest import run as run
 from tests.http.gateway import gateway
 from tests.http.test_access import LOGIN, NEEDS, PUBLIC
