@@ -132,7 +132,7 @@ async def test_limits_change_in_the_ranks_that_are_there(clients: Clients) -> No
     assert ranks() == pids
     assert (await clients.profile()).revision > before.revision
     assert (await said(clients)).cached > 0
-    calls = [clients.generate(f"limited{n}", 200) for n in range(3)]
+    calls = [clients.generate(f"limited{n}", 50) for n in range(3)]
     await calls[0].after(1)
 
     async def waiting() -> bool:
