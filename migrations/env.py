@@ -18,10 +18,12 @@ def run(connection: Connection) -> None:
         render_as_batch=True,
         # True of SQLite too, when BEGIN is sent by us: a migration is whole or has not been.
         transactional_ddl=True,
+        # After each, not once at the end: one that builds indexes commits what was before it, and
+        # may be broken off.
+        on_version_apply=lambda **_: note_compatibility(connection),
     )
     with context.begin_transaction():
         context.run_migrations()
-        note_compatibility(connection)
         if connection.dialect.name == "sqlite":
             # Foreign keys are off while tables are made again; here they are made good.
             broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import Engine, event
 
 from app.ledger import upgrade
 from app.ledger.errors import LedgerUnavailable
@@ -74,3 +75,24 @@ async def test_an_index_that_was_left_half_built_is_made_again(postgres_url: str
     where = postgres_url.replace("+psycopg", "")
     async with await psycopg.AsyncConnection.connect(where) as connection:
         assert await one(connection, _HALF_BUILT) == 0
+
+
+async def test_what_a_building_commits_before_it_says_who_may_use_it(postgres_url: str) -> None:
+    """Broken off there, older gateways go on."""
+    await migrate(postgres_url, "0005")
+
+    def stop(*what: Any) -> None:
+        if "CREATE INDEX CONCURRENTLY" in what[2]:
+            raise ConnectionError
+
+    event.listen(Engine, "before_cursor_execute", stop)
+    try:
+        with pytest.raises((ConnectionError, LedgerUnavailable)):
+            await upgrade(postgres_url)
+    finally:
+        event.remove(Engine, "before_cursor_execute", stop)
+    where = postgres_url.replace("+psycopg", "")
+    async with await psycopg.AsyncConnection.connect(where) as connection:
+        assert await one(connection, "SELECT version_num FROM alembic_version") == BEFORE
+        assert await one(connection, "SELECT compatible_from FROM ledger") == "0005"
+    assert await upgrade(postgres_url) == Climb(BEFORE, ReleaseSchema().head)
