@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.auth.principal import AudienceKind, PrincipalKind
-from app.auth.tokens.errors import IssuerUnavailable, TokenInvalid
+from app.auth.tokens.errors import ClaimInvalid, ClaimMissing, IssuerUnavailable, TokenInvalid
 from app.auth.tokens.introspection import IntrospectionTimings
 from app.auth.tokens.issuers import (
     ClientAuth,
@@ -147,7 +147,11 @@ async def test_finds_the_endpoint_in_the_metadata(asked: Asked) -> None:
 )
 async def test_refuses(claims: dict[str, Any], reason: str, asked: Asked) -> None:
     asked.says(**claims)
-    assert await refusal(asked.make()) == reason
+    with pytest.raises(TokenInvalid) as caught:
+        await asked.make().verify(TOKEN)
+    assert caught.value.reason == reason
+    if isinstance(caught.value, ClaimMissing | ClaimInvalid):
+        assert {caught.value.claim} == set(claims)
 
 
 @pytest.mark.parametrize(
@@ -337,6 +341,11 @@ async def test_what_has_the_form_of_another_token_is_never_sent(token: str, aske
     assert not asked.origin.posted
 
 
+async def test_jwts_are_judged_by_keys_alone_unless_so_set(asked: Asked) -> None:
+    assert (await asked.make().verify(own(asked))).scopes == {Scope.READ}
+    assert not asked.origin.posted
+
+
 async def test_an_opaque_token_of_4096_characters_is_asked_about(asked: Asked) -> None:
     assert await asked.make().verify("x" * 4096)
 
@@ -379,6 +388,15 @@ async def test_a_jwt_is_remembered_no_longer_than_its_key_would_have_it(
     clock.advance(1)
     assert await verifier.verify(token) is not first
     assert asked.origin.requests[PATH] == 2
+
+
+@pytest.mark.parametrize("kind", [..., "refresh_token", "DPoP"])
+async def test_an_answer_about_a_jwt_has_to_call_it_an_access_token(
+    kind: Any, asked: Asked
+) -> None:
+    verifier = asked.make(asked.settings(tokens=Introspected.JWT))
+    asked.says(token_type=kind)
+    assert await refusal(verifier, own(asked)) == "TOKEN_TYPE_REFUSED"
 
 
 async def test_an_answer_about_someone_else_is_refused(asked: Asked) -> None:

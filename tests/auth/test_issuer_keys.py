@@ -13,6 +13,7 @@ from app.auth.tokens.errors import IssuerUnavailable, TokenInvalid
 from app.auth.tokens.fetch import FetchFailed, address_in
 from app.auth.tokens.issuers import IssuerConfig
 from app.auth.tokens.jwks import KeyTimings
+from app.auth.tokens.verifier import MAX_TOKEN_CHARS
 
 pytestmark = pytest.mark.anyio
 
@@ -393,6 +394,38 @@ async def test_remembers_a_bounded_number(verifiers: Any, issuer: Any) -> None:
     await verifier.verify(three)
     assert await verifier.verify(one) is first
     assert await verifier.verify(two) is not second
+
+
+async def test_other_tokens_of_an_issuer_are_known_by_its_signature(
+    verifiers: Any, issuer: Any
+) -> None:
+    other = "https://other.test"
+    verifier = verifiers.make(
+        verifiers.config(), verifiers.config(issuer=other, jwks_uri="https://127.0.0.1:1/jwks")
+    )
+    id_token = good(issuer, header={"typ": "JWT"}, nonce="n")
+    found = await verifier.signed(id_token, by=[issuer.issuer, other])
+    assert (found.claims["nonce"], found.typ) == ("n", "JWT")
+    head, body, _ = id_token.split(".")
+    exact = id_token.ljust(MAX_TOKEN_CHARS, "A")
+    for token, by, reason in [
+        (id_token, [other], "TOKEN_ISSUER_FOREIGN"),
+        (id_token, [], "TOKEN_ISSUER_FOREIGN"),
+        (good(issuer, iss="https://else.test"), ["https://else.test"], "TOKEN_ISSUER_FOREIGN"),
+        (f"{head}.{body}.{'A' * 86}", [issuer.issuer], "TOKEN_SIGNATURE_INVALID"),
+        (exact, [issuer.issuer], "TOKEN_SIGNATURE_INVALID"),
+        (exact + "A", [issuer.issuer], "TOKEN_TOO_LARGE"),
+        (id_token + "é", [issuer.issuer], "TOKEN_MALFORMED"),
+        ("\ud800.a.b", [issuer.issuer], "TOKEN_MALFORMED"),
+    ]:
+        with pytest.raises(TokenInvalid) as caught:
+            await verifier.signed(token, by=by)
+        assert caught.value.reason == reason
+    for algorithms in (("RS256",), ("RS256", "EdDSA")):
+        narrow = verifiers.make(verifiers.config(algorithms=algorithms))
+        with pytest.raises(TokenInvalid) as caught:
+            await narrow.signed(id_token, by=[issuer.issuer])
+        assert caught.value.reason == "TOKEN_ALGORITHM_REFUSED"
 
 
 async def wait_for_request(origin: Any, path: str) -> None:

@@ -136,6 +136,58 @@ async def test_the_shortest_and_the_longest_modulus(bits: int, taken: bool) -> N
     assert (found is not None) is taken
 
 
+ED, RSA = OKPKey.generate_key("Ed25519"), RSAKey.generate_key(2048)
+
+
+@pytest.mark.parametrize("key", [EC, ED, RSA])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"kid": None, "alg": None},
+        {"kid": "k", "alg": "ES256"},
+        {"use": "sig"},
+        {"key_ops": ["verify"]},
+        {"key_ops": ["sign", "verify"]},
+        {"x5c": ["x"]},
+    ],
+)
+async def test_what_a_key_says_of_itself(key: Any, more: dict[str, Any]) -> None:
+    found = signing_key({name: v for name, v in jwk(key).items() if name != "kid"} | more)
+    assert found is not None
+    assert (found.kid, found.alg) == (more.get("kid"), more.get("alg"))
+    assert found.thumbprint == key.thumbprint()
+    assert found.key.as_dict(private=False) == found.key.as_dict()
+
+
+@pytest.mark.parametrize("key", [EC, ED, RSA])
+@pytest.mark.parametrize(
+    "more",
+    [
+        *({name: "x"} for name in ("d", "p", "q", "dp", "dq", "qi", "k", "oth")),
+        {"use": "enc"},
+        {"use": None},
+        {"key_ops": []},
+        {"key_ops": ["sign"]},
+        {"key_ops": "verify"},
+        {"kid": 5},
+        {"alg": 5},
+        {"kty": "oct"},
+        {"kty": ["EC"]},
+        {"kty": None},
+    ],
+)
+async def test_what_no_key_may_say_of_itself(key: Any, more: dict[str, Any]) -> None:
+    assert signing_key(jwk(key, **more)) is None
+
+
+@pytest.mark.parametrize("key", [EC, ED, RSA])
+async def test_each_of_its_numbers_is_needed(key: Any) -> None:
+    for name in {"n", "e", "crv", "x", "y"} & jwk(key).keys():
+        for value in (None, 7, "", "!"):
+            assert signing_key(jwk(key, **{name: value})) is None
+
+
 async def test_as_many_keys_as_are_looked_at(verifiers: Any, origin: Any, issuer: Any) -> None:
     origin.say("/jwks", key_set(*[jwk(EC)] * 63, *issuer.jwks()["keys"]))
     assert await verifiers.make().verify(good(issuer))
