@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
-from app.ledger.database import Database, Write
+from app.ledger.database import Database, Statements, Write
 from app.ledger.listing import page_of_audit
 from app.ledger.paging import page_of
 from app.ledger.rows import audit_of, audit_values
@@ -31,7 +29,7 @@ class Audit:
         """Newest first; `next` is a number for `before`."""
         postgres = self._database.postgres
 
-        async def look(connection: AsyncConnection) -> Page[StoredAudit]:
+        async def look(connection: Statements) -> Page[StoredAudit]:
             seen = await seen_ids(connection, wanted.sight, wanted.engine_id, postgres=postgres)
             if seen == ():
                 return Page((), None)

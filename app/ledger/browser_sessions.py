@@ -8,12 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, delete, insert, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.clock import Clock
 from app.domain.operation import Actor
 from app.ledger.audit import write_entry
-from app.ledger.database import Database, Write
+from app.ledger.database import Database, Statements, Write
 from app.ledger.proofs import claim_proof
 from app.ledger.tables import browser_sessions as table
 from app.ledger.values import AuditEntry
@@ -98,7 +97,7 @@ class BrowserSessions:
     async def get(self, digest: str) -> StoredSession | None:
         """Also one whose time is up and that nobody has cleared away yet."""
 
-        async def look(connection: AsyncConnection) -> StoredSession | None:
+        async def look(connection: Statements) -> StoredSession | None:
             row = (await connection.execute(select(table).where(table.c.digest == digest))).first()
             return None if row is None else _of(row)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 
 from sqlalchemy import func, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.clock import Clock
+from app.ledger.database import Statements
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class ClockComparison:
         self._clock = clock
         self._apart = False
 
-    async def look(self, connection: AsyncConnection) -> None:
+    async def look(self, connection: Statements) -> None:
         """Says so in the log each time that they have parted. On SQLite there is one clock."""
         if connection.dialect.name != "postgresql":
             return

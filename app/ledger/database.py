@@ -1,18 +1,29 @@
-"""Connections and transactions, set up so that a commit means the same on both databases."""
+"""Transactions, each whole in a thread of its own.
+
+What a transaction does is written as a coroutine over :class:`Statements`, and waits for nothing
+but those. So it can be run to its end by whoever has a thread, without the event loop: one hop
+there and back instead of one for each statement, which with drivers for asyncio took most of the
+time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, overload
+from weakref import WeakSet
 
-from sqlalchemy import Connection, Table, event, update
+from sqlalchemy import Connection, CursorResult, Dialect, Engine, Executable, Table, event, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import (
     DataError,
     DBAPIError,
@@ -21,22 +32,20 @@ from sqlalchemy.exc import (
     ProgrammingError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.sql.selectable import TypedReturnsRows
 
-from app.domain.errors import ChadburnError, InvalidArgument
+from app.domain.errors import ChadburnError
+from app.ledger.connections import WAIT_S, for_writing
 from app.ledger.errors import LedgerBusy, LedgerNotWritable, LedgerUnavailable
 from app.ledger.tables import ledger
-from app.ledger.target import LedgerFile, Target
+from app.ledger.target import LedgerFile
 
 T = TypeVar("T")
+Row = TypeVar("Row", bound=Any)
 _log = logging.getLogger(__name__)
 
-_WRITES = "ledger_writes"  # execution option: this transaction will write
-
-# Fifty who write at once on SQLite wait for one another, four seconds on a machine with two cores.
-WAIT_S = 15.0
-_BUSY_TIMEOUT_MS = 10_000
 _CLOSE_TIMEOUT_S = 35.0  # longer than a statement may take
+_CUT_OFF_S = 5.0
 _TRIES = 10
 _NOT_PERMITTED = "42501"
 _TAKES_NO_WRITES = {
@@ -46,124 +55,6 @@ _TAKES_NO_WRITES = {
     sqlite3.SQLITE_READONLY: "the file of the ledger is read-only",
     sqlite3.SQLITE_IOERR_WRITE: "the file of the ledger cannot be written",
 }
-
-# A connection that went dead without a word is given up within half a minute.
-_LIBPQ_DEFAULTS = {
-    "application_name": "chadburn",
-    "connect_timeout": "10",
-    "keepalives_idle": "15",
-    "keepalives_interval": "5",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "30000",
-}
-
-# A gateway that stands still inside a transaction would hold every reader back at its place in
-# the order of events; the database ends it. And where the server is set to acknowledge commits
-# that are not on disk yet, the ledger is not content with that.
-_SESSION_SETTINGS = """
-SELECT set_config('statement_timeout', '30s', false),
-       set_config('lock_timeout', '10s', false),
-       set_config('idle_in_transaction_session_timeout', '30s', false),
-       CASE WHEN current_setting('synchronous_commit') = 'off'
-            THEN set_config('synchronous_commit', 'on', false) END
-"""
-
-_PRAGMAS: dict[str, tuple[str | int, str | int]] = {
-    "journal_mode": ("WAL", "wal"),
-    "synchronous": ("FULL", 2),
-    "busy_timeout": (_BUSY_TIMEOUT_MS, _BUSY_TIMEOUT_MS),
-}
-
-
-def _libpq_defaults(target: Target) -> dict[str, str]:
-    """Connection parameters for what the URL itself does not say."""
-    return {name: value for name, value in _LIBPQ_DEFAULTS.items() if name not in target.url.query}
-
-
-def libpq_options(engine: AsyncEngine, target: Target) -> dict[str, Any]:
-    """All parameters, for a connection to PostgreSQL that is not the pool's."""
-    _, options = engine.dialect.create_connect_args(target.url)
-    return {**_libpq_defaults(target), **options}
-
-
-def make_engine(
-    target: Target,
-    *,
-    pool_size: int = 2,
-    pool_timeout_s: float = WAIT_S,
-    migrating: bool = False,
-) -> AsyncEngine:
-    """`migrating`: without limits of time, and on SQLite without foreign keys, which would act
-    while a table is made again."""
-    common: dict[str, Any] = {
-        "pool_size": pool_size,
-        "max_overflow": 0,
-        "pool_timeout": pool_timeout_s,
-        # An error's text ends up in logs; what orders contain does not belong there.
-        "hide_parameters": True,
-    }
-    if target.path is not None:
-        # sqlite3 would begin transactions by itself, and only before some statements.
-        own = {"connect_args": {"isolation_level": None}}
-        engine = create_async_engine(target.url, **common, **own)
-        pragmas = {**_PRAGMAS, "foreign_keys": (0, 0) if migrating else (1, 1)}
-        _configure_sqlite(engine, pragmas)
-        return engine
-    try:
-        engine = create_async_engine(
-            target.url,
-            **common,
-            pool_pre_ping=True,
-            # Each statement has to see what was committed before it began: the order of events
-            # is read in steps that rely on that, whatever the server's default is.
-            isolation_level="READ COMMITTED",
-            connect_args=_libpq_defaults(target),
-        )
-    except ImportError as error:
-        missing = "PostgreSQL needs the extra: pip install 'chadburn[postgres]'"
-        raise InvalidArgument(missing) from error
-    if not migrating:
-        _configure_postgres(engine)
-    return engine
-
-
-def _configure_sqlite(engine: AsyncEngine, pragmas: dict[str, tuple[str | int, str | int]]) -> None:
-    @event.listens_for(engine.sync_engine, "connect")
-    def set_pragmas(connection: DBAPIConnection, _record: object) -> None:
-        cursor = connection.cursor()
-        for name, (wanted, expected) in pragmas.items():
-            cursor.execute(f"PRAGMA {name} = {wanted}")
-            if (given := _one_value(cursor, f"PRAGMA {name}")) != expected:
-                # For one, a file system that cannot share memory has no WAL.
-                raise LedgerUnavailable(f"SQLite keeps {name} at {given} here")
-        cursor.close()
-
-    @event.listens_for(engine.sync_engine, "begin")
-    def begin(connection: Connection) -> None:
-        # A transaction that reads first and then writes would fail at once, whatever the
-        # timeout, if another one has written in between. So writers queue up at their beginning.
-        writes = connection.get_execution_options().get(_WRITES, False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _configure_postgres(engine: AsyncEngine) -> None:
-    @event.listens_for(engine.sync_engine, "connect")
-    def set_session(connection: DBAPIConnection, _record: object) -> None:
-        cursor = connection.cursor()
-        cursor.execute(_SESSION_SETTINGS)
-        cursor.close()
-        connection.commit()
-
-
-def _one_value(cursor: DBAPICursor, statement: str) -> object:
-    cursor.execute(statement)
-    row = cursor.fetchone()
-    return None if row is None else row[0]
-
-
-def for_writing(engine: AsyncEngine) -> AsyncEngine:
-    """The same pool; transactions begin as writers."""
-    return engine.execution_options(**{_WRITES: True})
 
 
 def sqlstate_of(error: BaseException | None) -> str | None:
@@ -236,11 +127,54 @@ def _conflicted(error: LedgerUnavailable) -> bool:
     return sqlstate_of(error.__cause__) in ("40001", "40P01")
 
 
+class Statements(Protocol):
+    """What a transaction can do. Also SQLAlchemy's own AsyncConnection."""
+
+    @property
+    def dialect(self) -> Dialect: ...
+
+    @overload
+    async def execute(
+        self, statement: TypedReturnsRows[Row], parameters: Any = None, /
+    ) -> CursorResult[Row]: ...
+
+    @overload
+    async def execute(
+        self, statement: Executable, parameters: Any = None, /
+    ) -> CursorResult[Any]: ...
+
+    async def run_sync(self, work: Callable[[Connection], T], /) -> T: ...
+
+
+class _Blocking:
+    """Statements that are over when they return."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.dialect = connection.dialect
+
+    async def execute(self, statement: Executable, parameters: Any = None, /) -> CursorResult[Any]:
+        return self._connection.execute(statement, parameters)
+
+    async def run_sync(self, work: Callable[[Connection], T], /) -> T:
+        return work(self._connection)
+
+
+def _driven(work: Awaitable[T]) -> T:
+    """Run a coroutine that waits for nothing but blocking statements."""
+    steps = work.__await__()
+    try:
+        next(steps)
+    except StopIteration as done:
+        return cast("T", done.value)
+    raise AssertionError("a transaction waited for something else than its statements")
+
+
 @dataclass(slots=True)
 class Write:
     """One writing transaction. `placed`: it has taken positions in the order of events."""
 
-    connection: AsyncConnection
+    connection: Statements
     postgres: bool
     placed: bool = False
 
@@ -250,7 +184,7 @@ class Write:
 
 
 class Database:
-    """Runs transactions, each in a task of its own.
+    """Runs transactions.
 
     A caller that is cancelled stops waiting, and the transaction goes on to its end. Cancelled
     in the middle, it could leave the connection in a state nobody knows and out of the pool.
@@ -258,7 +192,7 @@ class Database:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: Engine,
         on_placed: Callable[[], None],
         file: LedgerFile | None = None,
         *,
@@ -272,23 +206,30 @@ class Database:
         self._on_placed = on_placed
         self._file = file
         size = cast("int", engine.pool.size())  # type: ignore[attr-defined]
-        self._readers = Share(max(1, size - 1), wait_s)
+        readers = max(1, size - 1)
         # SQLite takes one writer, and its own waiting for the write lock is by trial and not in
         # order of arrival.
-        self._writers = Share(_most_writers(size) if self.postgres else 1, wait_s)
+        writers = _most_writers(size) if self.postgres else 1
+        self._readers = Share(readers, wait_s)
+        self._writers = Share(writers, wait_s)
+        # For each that has its share: the wait for a connection is the pool's, which has an end.
+        self._threads = ThreadPoolExecutor(readers + writers, "ledger")
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._writable = True
+        self._connected: WeakSet[Any] = WeakSet()
+        if self.postgres:
+            event.listen(engine, "connect", self._note_connection)
 
-    async def read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    async def read(self, work: Callable[[Statements], Awaitable[T]]) -> T:
         """On SQLite all of `work` sees one state of the database, on PostgreSQL each statement
-        what was committed before it."""
+        what was committed before it. `work` waits for nothing but its statements."""
         return await self._to_its_end(self._read(work))
 
     async def write(self, work: Callable[[Write], Awaitable[T]]) -> T:
         """One transaction, committed when `work` returns. It is run again if `work` raises Raced
         or the database took it back for a conflict, so it must have no effects but those in the
-        database."""
+        database, and waits for nothing but its statements."""
         return await self._to_its_end(self._write(work))
 
     def pool_in_use(self) -> int:
@@ -317,10 +258,25 @@ class Database:
         self._closed = True
         if self._running:
             _, late = await asyncio.wait(tuple(self._running), timeout=_CLOSE_TIMEOUT_S)
+            if late:
+                self._cut_off()
+                _, late = await asyncio.wait(late, timeout=_CUT_OFF_S)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        await self._engine.dispose()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._engine.dispose)
+
+    def _note_connection(self, connection: DBAPIConnection, _record: object) -> None:
+        self._connected.add(connection)
+
+    def _cut_off(self) -> None:
+        """A thread waits for a server that says nothing, for as long as there is a connection."""
+        for connection in self._connected:
+            with suppress(Exception):  # one that is closed already has no number
+                line = socket.socket(fileno=os.dup(connection.fileno()))
+                with line:
+                    line.shutdown(socket.SHUT_RDWR)
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -337,10 +293,18 @@ class Database:
             task.add_done_callback(_tell_of_failure)
             raise
 
-    async def _read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    async def _in_a_thread(self, transaction: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, copy_context().run, transaction)
+
+    async def _read(self, work: Callable[[Statements], Awaitable[T]]) -> T:
+        def transaction() -> T:
+            with self._engine.connect() as connection:
+                return _driven(work(_Blocking(connection)))
+
         with database_errors():
-            async with self._readers.one(), self._engine.connect() as connection:
-                return await work(connection)
+            async with self._readers.one():
+                return await self._in_a_thread(transaction)
 
     async def _write(self, work: Callable[[Write], Awaitable[T]]) -> T:
         try:
@@ -366,17 +330,21 @@ class Database:
         raise LedgerUnavailable("too many writers want the same thing at once")
 
     async def _write_once(self, work: Callable[[Write], Awaitable[T]]) -> T:
-        write: Write | None = None
-        try:
-            async with AsyncExitStack() as stack:
-                await stack.enter_async_context(self._writers.one())
-                connection = await stack.enter_async_context(self._writer.begin())
-                write = Write(connection, self.postgres)
-                done = await work(write)
+        begun: list[Write] = []
+
+        def transaction() -> T:
+            with self._writer.begin() as connection:
+                write = Write(_Blocking(connection), self.postgres)
+                begun.append(write)
+                done = _driven(work(write))
                 self.check_file()
                 return done
+
+        try:
+            async with self._writers.one():
+                return await self._in_a_thread(transaction)
         finally:
-            if write is not None and write.placed:
+            if any(write.placed for write in begun):
                 # Also when it was rolled back: readers may have been waiting behind its place.
                 self._on_placed()
 

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.clock import Clock
 from app.domain.engine import Engine, HealthState, Observed, Registration
@@ -16,7 +15,7 @@ from app.domain.selectors import Labels
 from app.ledger import audit as auditing
 from app.ledger import freezes as freezing
 from app.ledger.constraints import violations
-from app.ledger.database import Database, Write
+from app.ledger.database import Database, Statements, Write
 from app.ledger.paging import page_of
 from app.ledger.rows import engine_of, observed_values, registration_of, registration_values
 from app.ledger.schema import looking
@@ -63,7 +62,7 @@ class Engines:
     async def get(self, engine_id: str) -> Engine | None:
         """None: never registered, or removed."""
 
-        async def look(connection: AsyncConnection) -> Engine | None:
+        async def look(connection: Statements) -> Engine | None:
             return await self._find(connection, engine_id)
 
         return await self._database.read(look)
@@ -76,7 +75,7 @@ class Engines:
         if after is not None:
             query = query.where(engines.c.id > after)
 
-        async def look(connection: AsyncConnection) -> Page[Engine]:
+        async def look(connection: Statements) -> Page[Engine]:
             rows = (await connection.execute(query.limit(size + 1))).all()
             return page_of(rows, size, engine_of, lambda row: row.id)
 
@@ -88,7 +87,7 @@ class Engines:
         if engine_id is not None:
             query = query.where(engines.c.id == engine_id)
 
-        async def look(connection: AsyncConnection) -> dict[str, Labels]:
+        async def look(connection: Statements) -> dict[str, Labels]:
             return {row.id: dict(row.labels) for row in await connection.execute(query)}
 
         return await self._database.read(look)
@@ -176,12 +175,12 @@ class Engines:
             .where(engines.c.removed_at.is_(None))
         )
 
-    async def _find(self, connection: AsyncConnection, engine_id: str) -> Engine | None:
+    async def _find(self, connection: Statements, engine_id: str) -> Engine | None:
         query = self._query().where(engines.c.id == engine_id)
         row = (await connection.execute(query)).one_or_none()
         return None if row is None else engine_of(row)
 
-    async def _existing(self, connection: AsyncConnection, engine_id: str) -> Engine:
+    async def _existing(self, connection: Statements, engine_id: str) -> Engine:
         found = await self._find(connection, engine_id)
         assert found is not None
         return found

@@ -5,10 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from sqlalchemy import ColumnElement, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.ledger import positions
-from app.ledger.database import Database
+from app.ledger.database import Database, Statements
 from app.ledger.errors import HistoryPruned
 from app.ledger.rows import event_of
 from app.ledger.sights import ids_within
@@ -37,7 +36,7 @@ class Events:
             .limit(limit)
         )
 
-        async def look(connection: AsyncConnection) -> tuple[StoredEvent, ...]:
+        async def look(connection: Statements) -> tuple[StoredEvent, ...]:
             return tuple(event_of(row) for row in await connection.execute(query))
 
         return await self._database.read(look)
@@ -53,7 +52,7 @@ class Events:
         its events go all at once, with it, and its sequence tells whether they are whole.
         """
 
-        async def look(connection: AsyncConnection) -> tuple[tuple[StoredEvent, ...], int]:
+        async def look(connection: Statements) -> tuple[tuple[StoredEvent, ...], int]:
             horizon = await positions.settled(connection, self._database.postgres)
             query = (
                 select(events)
@@ -80,7 +79,7 @@ class Events:
         It may be lower than a moment before; that takes nothing back.
         """
 
-        async def look(connection: AsyncConnection) -> int:
+        async def look(connection: Statements) -> int:
             return await positions.settled(connection, self._database.postgres)
 
         return await self._database.read(look)
@@ -97,7 +96,7 @@ class Events:
         False for one from the future: of another ledger, or from before a backup was restored.
         """
 
-        async def look(connection: AsyncConnection) -> bool:
+        async def look(connection: Statements) -> bool:
             newest = await positions.last_taken(connection, self._database.postgres)
             return 0 <= position <= newest
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, delete, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.clock import Clock
 from app.domain.errors import UnknownEngine
 from app.domain.freezes import Freeze, refusal_of
 from app.ledger import audit as auditing
-from app.ledger.database import Database, Write
+from app.ledger.database import Database, Statements, Write
 from app.ledger.rows import freeze_of, freeze_values
 from app.ledger.tables import engines, freezes
 from app.ledger.values import AuditEntry
@@ -66,7 +65,7 @@ COLUMNS = tuple(
 )
 
 
-async def in_force(connection: AsyncConnection, engine_id: str, now: datetime) -> Freeze | None:
+async def in_force(connection: Statements, engine_id: str, now: datetime) -> Freeze | None:
     query = select(*COLUMNS).where(freezes.c.engine_id == engine_id, holds(now))
     row = (await connection.execute(query)).one_or_none()
     return None if row is None else freeze_of(row)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from sqlalchemy import delete, or_, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.domain.idempotency import KeyRecord
 from app.domain.operation import Actor
-from app.ledger.database import Write
+from app.ledger.database import Statements, Write
 from app.ledger.rows import actor_values
 from app.ledger.tables import idempotency_keys, is_ended, is_open, operations
 from app.ledger.values import KeyClaim
@@ -17,9 +16,7 @@ from app.ledger.values import KeyClaim
 MIN_KEY_RETENTION = timedelta(hours=24)
 
 
-async def known(
-    connection: AsyncConnection, actor: Actor, key: str, now: datetime
-) -> KeyRecord | None:
+async def known(connection: Statements, actor: Actor, key: str, now: datetime) -> KeyRecord | None:
     """The record of a key. One whose operation is open does not expire."""
     scope = actor_values(actor) | {"key": key}
     query = (

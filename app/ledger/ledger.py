@@ -8,19 +8,14 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.clock import Clock
 from app.ledger.audit import Audit
 from app.ledger.browser_sessions import BrowserSessions
 from app.ledger.clocks import ClockComparison
-from app.ledger.database import (
-    WAIT_S,
-    Database,
-    database_errors,
-    libpq_options,
-    make_engine,
-)
+from app.ledger.connections import WAIT_S, libpq_options, make_blocking_engine, make_engine
+from app.ledger.database import Database, Statements, database_errors
 from app.ledger.duties import Duties
 from app.ledger.engines import Engines
 from app.ledger.errors import LedgerUnavailable
@@ -129,10 +124,10 @@ class Ledger:
             if migrate:
                 await bring_up(target)
             schema = await release_schema()
-            engine = make_engine(target, pool_size=pool_size, pool_timeout_s=wait_s)
-            held.push_async_callback(engine.dispose)
+            engine = make_blocking_engine(target, pool_size=pool_size, pool_timeout_s=wait_s)
+            held.push_async_callback(asyncio.to_thread, engine.dispose)
             # Apart, so that it says whether the database answers, and not how busy the pool is.
-            probe = make_engine(target, pool_size=1, pool_timeout_s=_CHECK_S)
+            probe = make_engine(target, pool_timeout_s=_CHECK_S)
             held.push_async_callback(probe.dispose)
             wakes = Wakes()
             watch: Watch | None = None
@@ -158,7 +153,7 @@ class Ledger:
 
             comparison = ClockComparison(clock)
 
-            async def look(connection: AsyncConnection) -> str:
+            async def look(connection: Statements) -> str:
                 await check_connection(connection, schema)
                 await comparison.look(connection)
                 return str((await connection.execute(select(ledger.c.identity))).scalar_one())

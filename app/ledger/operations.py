@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Select, delete, func, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.clock import Clock
 from app.domain.errors import UnknownEngine
@@ -18,7 +17,7 @@ from app.ledger import audit as auditing
 from app.ledger import freezes, keys, payloads
 from app.ledger import leases as leasing
 from app.ledger.constraints import violations
-from app.ledger.database import Database, Write
+from app.ledger.database import Database, Statements, Write
 from app.ledger.errors import Superseded
 from app.ledger.listing import page_of_operations
 from app.ledger.paging import page_of
@@ -116,7 +115,7 @@ class Operations:
         Raises IdempotencyKeyReused.
         """
 
-        async def look(connection: AsyncConnection) -> Operation | None:
+        async def look(connection: Statements) -> Operation | None:
             known = await keys.known(connection, actor, key, self._clock.now())
             earlier = replay_of(known, fingerprint)
             return None if earlier is None else await existing(connection, earlier)
@@ -124,7 +123,7 @@ class Operations:
         return await self._database.read(look)
 
     async def get(self, operation_id: str) -> Operation | None:
-        async def look(connection: AsyncConnection) -> Operation | None:
+        async def look(connection: Statements) -> Operation | None:
             return await _find(connection, operation_id)
 
         return await self._database.read(look)
@@ -133,7 +132,7 @@ class Operations:
         """How many operations of the engine have not ended."""
         query = select(func.count()).where(is_open, operations.c.engine_id == engine_id)
 
-        async def look(connection: AsyncConnection) -> int:
+        async def look(connection: Statements) -> int:
             return int((await connection.execute(query.select_from(operations))).scalar_one())
 
         return await self._database.read(look)
@@ -144,7 +143,7 @@ class Operations:
         """Newest first, in order of acceptance; `next` is a number for `before`."""
         postgres = self._database.postgres
 
-        async def look(connection: AsyncConnection) -> Page[Operation]:
+        async def look(connection: Statements) -> Page[Operation]:
             seen = await seen_ids(connection, wanted.sight, wanted.engine_id, postgres=postgres)
             if seen == ():
                 return Page((), None)
@@ -213,7 +212,7 @@ class Operations:
         if engine_id is not None:
             query = query.where(operations.c.engine_id == engine_id)
 
-        async def look(connection: AsyncConnection) -> tuple[Operation, ...]:
+        async def look(connection: Statements) -> tuple[Operation, ...]:
             return tuple(operation_of(row) for row in await connection.execute(query))
 
         return await self._database.read(look)
@@ -227,7 +226,7 @@ def _query() -> Select[Any]:
     return select(operations, queue_position.label("queue_position"))
 
 
-async def _find(connection: AsyncConnection, operation_id: str) -> Operation | None:
+async def _find(connection: Statements, operation_id: str) -> Operation | None:
     query = _query().where(operations.c.id == operation_id)
     row = (await connection.execute(query)).one_or_none()
     return None if row is None else operation_of(row)
@@ -256,14 +255,14 @@ async def write_step(write: Write, before: Operation, advanced: Advanced) -> Non
         await write.connection.execute(delete(stages).where(stages.c.operation_id == after.id))
 
 
-async def existing(connection: AsyncConnection, operation_id: str) -> Operation:
+async def existing(connection: Statements, operation_id: str) -> Operation:
     """One that a foreign key names."""
     found = await _find(connection, operation_id)
     assert found is not None
     return found
 
 
-async def _line(connection: AsyncConnection, engine_id: str) -> Line:
+async def _line(connection: Statements, engine_id: str) -> Line:
     # In one statement: what moves on between two could be seen in neither place.
     query = (
         select(operations.c.id, operations.c.state)

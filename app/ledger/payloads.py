@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from sqlalchemy import delete, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.ledger.database import Database, Write
+from app.ledger.database import Database, Statements, Write
 from app.ledger.tables import payloads
 
 
@@ -17,7 +16,7 @@ class Payloads:
         """For whoever sends the order. None: it has none, or it has ended."""
         query = select(payloads.c.content).where(payloads.c.operation_id == operation_id)
 
-        async def look(connection: AsyncConnection) -> bytes | None:
+        async def look(connection: Statements) -> bytes | None:
             content: bytes | None = (await connection.execute(query)).scalar_one_or_none()
             return None if content is None else bytes(content)
 

@@ -22,12 +22,11 @@ told apart from those of other databases in the same server by `pg_locks.databas
 from __future__ import annotations
 
 from sqlalchemy import func, select, text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.domain.events import EventType
 from app.domain.kinds import OperationKind
 from app.domain.operation import OperationEvent
-from app.ledger.database import Write
+from app.ledger.database import Statements, Write
 from app.ledger.rows import event_values
 from app.ledger.tables import MAX_POSITION, events, ledger
 
@@ -72,7 +71,7 @@ async def append(write: Write, event: OperationEvent, kind: OperationKind) -> in
     return int((await write.connection.execute(statement)).scalar_one())
 
 
-async def settled(connection: AsyncConnection, postgres: bool) -> int:
+async def settled(connection: Statements, postgres: bool) -> int:
     """The highest position at or below which nothing can become visible any more.
 
     It is always the position of a committed event, be it a pruned one: only those are sure to
@@ -88,11 +87,11 @@ async def settled(connection: AsyncConnection, postgres: bool) -> int:
     return max(int(found or 0), await pruned_to(connection))
 
 
-async def last_taken(connection: AsyncConnection, postgres: bool) -> int:
+async def last_taken(connection: Statements, postgres: bool) -> int:
     """The highest position that was ever given out, committed or not."""
     statement = _LAST_TAKEN if postgres else _LAST_ON_SQLITE
     return (await connection.execute(statement)).scalar() or 0
 
 
-async def pruned_to(connection: AsyncConnection) -> int:
+async def pruned_to(connection: Statements) -> int:
     return int((await connection.execute(select(ledger.c.pruned_to))).scalar_one())

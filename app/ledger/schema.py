@@ -27,7 +27,8 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 import app
-from app.ledger.database import database_errors, for_writing, make_engine
+from app.ledger.connections import for_writing, make_engine
+from app.ledger.database import Statements, database_errors
 from app.ledger.errors import LedgerInUse, SchemaAhead, SchemaBehind, UpgradeBusy
 from app.ledger.target import Target, sole_process, target_of
 
@@ -184,7 +185,7 @@ async def release_schema() -> ReleaseSchema:
     return await asyncio.to_thread(ReleaseSchema)
 
 
-async def check_connection(connection: AsyncConnection, schema: ReleaseSchema) -> Standing:
+async def check_connection(connection: Statements, schema: ReleaseSchema) -> Standing:
     """Raises SchemaBehind or SchemaAhead."""
     current = await connection.run_sync(_current)
     stated = None

@@ -28,10 +28,9 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from sqlalchemy import select, text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.clock import Clock
-from app.ledger.database import Database, Write
+from app.ledger.database import Database, Statements, Write
 from app.ledger.duties import Duties, kept
 from app.ledger.seals import COLUMNS, FORM, GENESIS, sealed
 from app.ledger.tables import audit, audit_seals
@@ -98,7 +97,7 @@ class Sealing:
             writing &= await self._database.read(_writers)
         return last
 
-    async def _next(self, connection: AsyncConnection, duty: Duty, horizon: int) -> Seal | None:
+    async def _next(self, connection: Statements, duty: Duty, horizon: int) -> Seal | None:
         before = await head_of(connection)
         begin = 1 if before is None else before.to_id + 1
         rows = await rows_of(connection, begin, horizon, ROWS_AT_ONCE)
@@ -135,23 +134,23 @@ async def seal_all(duties: Duties, sealing: Sealing, owner: str, ttl_s: float = 
         await duties.give_back(duty)
 
 
-async def _taken_and_writers(connection: AsyncConnection) -> tuple[int, set[str]]:
+async def _taken_and_writers(connection: Statements) -> tuple[int, set[str]]:
     last = int((await connection.execute(_LAST_TAKEN)).scalar_one())
     return last, await _writers(connection)
 
 
-async def _writers(connection: AsyncConnection) -> set[str]:
+async def _writers(connection: Statements) -> set[str]:
     return set((await connection.execute(_WRITERS)).scalars())
 
 
-async def head_of(connection: AsyncConnection) -> Seal | None:
+async def head_of(connection: Statements) -> Seal | None:
     last = select(audit_seals).order_by(audit_seals.c.number.desc()).limit(1)
     row = (await connection.execute(last)).one_or_none()
     return None if row is None else seal_of(row._mapping)
 
 
 async def rows_of(
-    connection: AsyncConnection, first: int, last: int, most: int
+    connection: Statements, first: int, last: int, most: int
 ) -> list[Mapping[str, Any]]:
     """Rows of the audit with ids from `first` to `last`, in their order."""
     columns = [audit.c[name] for name in COLUMNS]

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from sqlalchemy import ColumnElement, Select, and_, false, func, not_, or_, select, true
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.domain.selectors import Selector, Sight
+from app.ledger.database import Statements
 from app.ledger.tables import engines
 
 APART = 16
@@ -31,7 +31,7 @@ def ids_within(sight: Sight, *, postgres: bool) -> Select[tuple[str]]:
 
 
 async def seen_ids(
-    connection: AsyncConnection, sight: Sight, engine_id: str | None, *, postgres: bool
+    connection: Statements, sight: Sight, engine_id: str | None, *, postgres: bool
 ) -> Seen | None:
     """Those of the sight; where `engine_id` is given, that one or none. None: no limit."""
     if sight.unlimited:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import func, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.clock import Clock
 from app.domain.idempotency import replay_of
@@ -15,7 +15,7 @@ from app.domain.weight_sessions import Chunk, Stage, stage_document, stage_of
 from app.ledger import audit as auditing
 from app.ledger import keys
 from app.ledger.constraints import violations
-from app.ledger.database import Database, Write
+from app.ledger.database import Database, Statements, Write
 from app.ledger.documents import json_object
 from app.ledger.operations import existing, write_step
 from app.ledger.tables import stages
@@ -55,9 +55,9 @@ class Stages:
             func.count().filter(stages.c.name == Chunk.name),
         ).where(stages.c.operation_id == operation_id)
 
-        async def look(connection: AsyncConnection) -> Taken:
-            calls, chunks = (await connection.execute(query)).one()
-            return Taken(calls, chunks)
+        async def look(connection: Statements) -> Taken:
+            row: Any = (await connection.execute(query)).one()
+            return Taken(row[0], row[1])
 
         return await self._database.read(look)
 
@@ -69,7 +69,7 @@ class Stages:
             .limit(limit)
         )
 
-        async def look(connection: AsyncConnection) -> tuple[StoredStage, ...]:
+        async def look(connection: Statements) -> tuple[StoredStage, ...]:
             rows = await connection.execute(query)
             return tuple(
                 StoredStage(row.number, stage_of(row.document), row.expected_revision)

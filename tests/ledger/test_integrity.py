@@ -129,19 +129,19 @@ async def test_what_refers_to_nothing_is_found(
 ) -> None:
     ids = await filled(ledger)
     database = ledger.events._database
-    async with database._engine.connect() as connection:
+    with database._engine.connect() as connection:
         # Outside a transaction, where SQLite takes it and PostgreSQL keeps it.
-        raw = await connection.get_raw_connection()
-        assert raw.driver_connection is not None
-        await raw.driver_connection.execute(
+        raw = connection.connection.driver_connection
+        assert raw is not None
+        raw.execute(
             "SET session_replication_role = replica"
             if database.postgres
             else "PRAGMA foreign_keys = 0"
         )
         gone = text("DELETE FROM operations WHERE id = :id").bindparams(id=ids["done"])
-        await connection.execute(gone)
-        await connection.commit()
-        await connection.invalidate()
+        connection.execute(gone)
+        connection.commit()
+        connection.invalidate()
     found = said(await examine(ledger_url, clock))
     assert ("key", ids["done"]) in found
     assert ("event", ids["done"]) in found

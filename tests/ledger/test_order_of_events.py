@@ -20,7 +20,8 @@ from app.domain.kinds import OperationKind
 from app.domain.operation import Operation, Progress
 from app.domain.transitions import Dispatched, Progressed
 from app.ledger import Ledger
-from app.ledger.database import Database, Write, make_engine
+from app.ledger.connections import make_blocking_engine
+from app.ledger.database import Database, Write
 from app.ledger.positions import append, last_taken, settled
 from app.ledger.rows import changing_values
 from app.ledger.tables import MAX_POSITION, operations
@@ -35,6 +36,7 @@ from tests.ledger.samples import (
     step,
     with_engine,
 )
+from tests.ledger.waiting import Signal
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +53,9 @@ async def ledger(postgres_url: str, clock: SetClock) -> AsyncIterator[Ledger]:
 @pytest.fixture
 async def database(postgres_url: str, ledger: Ledger) -> AsyncIterator[Database]:
     """Transactions of another gateway, which tells nobody when it has ended."""
-    database = Database(make_engine(target_of(postgres_url), pool_size=10), on_placed=lambda: None)
+    database = Database(
+        make_blocking_engine(target_of(postgres_url), pool_size=10), on_placed=lambda: None
+    )
     try:
         yield database
     finally:
@@ -68,8 +72,8 @@ class SlowWriter:
     def __init__(self, database: Database, now: Operation) -> None:
         self._database = database
         self._now = now
-        self._go_on = asyncio.Event()
-        self._placed = asyncio.Event()
+        self._go_on = Signal()
+        self._placed = Signal()
         self.roll_back = False
         self.position = 0
         self.task = asyncio.create_task(self._database.write(self._write))
@@ -82,13 +86,13 @@ class SlowWriter:
         await write.connection.execute(change.values(changing_values(after)))
         self.position = await append(write, advanced.event, after.kind)
         self._placed.set()
-        await self._go_on.wait()
+        self._go_on.held()
         if self.roll_back:
             raise Rolled
         return after
 
     async def placed(self) -> int:
-        await self._placed.wait()
+        await self._placed.told()
         return self.position
 
     async def end(self) -> None:

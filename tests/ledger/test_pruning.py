@@ -264,8 +264,8 @@ async def test_one_process_prunes_at_a_time(postgres_url: str) -> None:
         for _ in range(3):
             await ended(one, clock)
         clock.advance(days=30)
-        async with one.events._database._engine.begin() as held:
-            await held.execute(text("SELECT pg_advisory_xact_lock(1128414562, 2)"))
+        with one.events._database._engine.begin() as held:
+            held.execute(text("SELECT pg_advisory_xact_lock(1128414562, 2)"))
             given_up = await prune(other.pruning, MONTH.cutoffs(clock), pause_s=0)
             assert (given_up.elsewhere, given_up.pruned) == (True, Pruned())
         runs = await asyncio.gather(
@@ -289,10 +289,10 @@ async def test_nothing_is_taken_behind_an_open_writer(postgres_url: str) -> None
         await with_engine(ledger)
         await ended(ledger, clock)
         slow = ledger.events._database._engine
-        async with slow.begin() as writer:
+        with slow.begin() as writer:
             last = "(SELECT last_value FROM events_position_seq)"
             lock = f"SELECT pg_advisory_xact_lock_shared((17218::bigint << 48) + {last})"
-            await writer.execute(text(lock))
+            writer.execute(text(lock))
             behind = await ended(ledger, clock)
             clock.advance(days=30)
             assert (await pruned(ledger, clock)).operations == 1

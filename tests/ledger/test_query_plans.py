@@ -55,7 +55,7 @@ async def ledger(tmp_path: Path, clock: SetClock) -> AsyncIterator[Ledger]:
 async def plans_of(ledger: Ledger, call: Callable[[], Awaitable[object]]) -> list[str]:
     """The plan of every statement that the call executed."""
     executed: list[tuple[str, Any]] = []
-    engine = ledger.events._database._engine.sync_engine
+    engine = ledger.events._database._engine
 
     def note(
         _connection: object,
@@ -74,10 +74,10 @@ async def plans_of(ledger: Ledger, call: Callable[[], Awaitable[object]]) -> lis
         event.remove(engine, "before_cursor_execute", note)
 
     plans: list[str] = []
-    async with ledger.events._database._engine.connect() as connection:
+    with engine.connect() as connection:
         for statement, parameters in executed:
             if statement.split()[0] in ("SELECT", "UPDATE", "DELETE"):
-                rows = await connection.exec_driver_sql(
+                rows = connection.exec_driver_sql(
                     f"EXPLAIN QUERY PLAN {statement}", tuple(parameters)
                 )
                 plans += [f"{row[-1]}   <- {' '.join(statement.split())}" for row in rows]

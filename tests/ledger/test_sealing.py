@@ -369,15 +369,15 @@ async def test_nothing_is_sealed_behind_an_open_writer(
     try:
         duty = await ledger.duties.take(DUTY, "me", 60)
         assert duty is not None
-        async with ledger.audit._database._engine.connect() as slow:
+        with ledger.audit._database._engine.connect() as slow:
             columns = "at, action, outcome, detail"
             values = "now(), 'slow', 'accepted', '{}'"
-            await slow.execute(text(f"INSERT INTO audit ({columns}) VALUES ({values})"))
+            slow.execute(text(f"INSERT INTO audit ({columns}) VALUES ({values})"))
             await write_down(ledger, clock, "fast")
             made, duty = await ledger.sealing.seal(duty, 60, patience_s=0)
             assert made is None, "the slow one has a lower id, and is not to be seen yet"
             assert "does not end" in caplog.text
-            await slow.commit()
+            slow.commit()
         made, _ = await ledger.sealing.seal(duty, 60, patience_s=0)
         assert made is not None
         assert (made.from_id, made.to_id, made.row_count) == (1, 2, 2)

@@ -10,11 +10,11 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.domain.errors import InvalidArgument
 from app.ledger import Ledger, check, upgrade
-from app.ledger.database import Database, Write, make_engine
+from app.ledger.connections import make_blocking_engine
+from app.ledger.database import Database, Statements, Write
 from app.ledger.errors import LedgerUnavailable, SchemaBehind
 from app.ledger.target import target_of
 from tests.ledger.samples import SetClock, accept, order, with_engine
@@ -22,7 +22,7 @@ from tests.ledger.samples import SetClock, accept, order, with_engine
 pytestmark = pytest.mark.anyio
 
 
-async def one(connection: AsyncConnection, statement: str) -> object:
+async def one(connection: Statements, statement: str) -> object:
     return (await connection.execute(text(statement))).scalar_one()
 
 
@@ -30,7 +30,7 @@ async def test_sqlite_writes_through_to_the_disk(tmp_path: Path, clock: SetClock
     path = tmp_path / "ledger.db"
     ledger = await Ledger.open(f"sqlite:///{path}", clock=clock, migrate=True)
 
-    async def look(connection: AsyncConnection) -> dict[str, object]:
+    async def look(connection: Statements) -> dict[str, object]:
         names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         return {name: await one(connection, f"PRAGMA {name}") for name in names}
 
@@ -76,20 +76,20 @@ async def test_a_write_transaction_begins_as_one(tmp_path: Path) -> None:
     """Another program that has the file locked is waited for at the beginning, not in between."""
     url = f"sqlite:///{tmp_path}/ledger.db"
     await upgrade(url)
-    database = Database(make_engine(target_of(url)), on_placed=lambda: None)
-    other = make_engine(target_of(url))
+    database = Database(make_blocking_engine(target_of(url), pool_size=2), on_placed=lambda: None)
+    other = make_blocking_engine(target_of(url), pool_size=1)
 
     async def work(write: Write) -> None:
-        async with other.connect() as stranger:
-            await stranger.exec_driver_sql("PRAGMA busy_timeout = 0")
+        with other.connect() as stranger:
+            stranger.exec_driver_sql("PRAGMA busy_timeout = 0")
             with pytest.raises(Exception, match="locked"):
-                await stranger.exec_driver_sql("UPDATE ledger SET pruned_to = 1")
+                stranger.exec_driver_sql("UPDATE ledger SET pruned_to = 1")
         assert await one(write.connection, "SELECT pruned_to FROM ledger") == 0
 
     try:
         await database.write(work)
     finally:
-        await other.dispose()
+        other.dispose()
         await database.close()
 
 
@@ -104,7 +104,7 @@ async def test_postgres_sessions_are_bounded_and_durable(
         setup.execute(f"ALTER DATABASE {name} SET timezone = 'Asia/Tokyo'")
     ledger = await Ledger.open(postgres_url, clock=clock, migrate=True)
 
-    async def look(connection: AsyncConnection) -> dict[str, object]:
+    async def look(connection: Statements) -> dict[str, object]:
         names = (
             "synchronous_commit",
             "transaction_isolation",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
 from sqlalchemy import text
 
 from app.ledger import Ledger, upgrade
-from app.ledger.database import Database, Write, make_engine
+from app.ledger.connections import make_blocking_engine
+from app.ledger.database import Database, Write
 from app.ledger.errors import LedgerUnavailable
 from app.ledger.target import target_of
 from tests.ledger.samples import with_engine
+from tests.ledger.waiting import Signal
 
 pytestmark = pytest.mark.anyio
 
@@ -21,7 +24,9 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[Database]:
     await upgrade(postgres_url)
-    database = Database(make_engine(target_of(postgres_url), pool_size=4), on_placed=lambda: None)
+    database = Database(
+        make_blocking_engine(target_of(postgres_url), pool_size=4), on_placed=lambda: None
+    )
     try:
         yield database
     finally:
@@ -29,8 +34,8 @@ async def database(postgres_url: str) -> AsyncIterator[Database]:
 
 
 async def test_a_deadlock_is_settled_without_the_callers(database: Database) -> None:
-    both_began = asyncio.Barrier(2)
-    one_ended = asyncio.Event()
+    both_began = threading.Barrier(2)
+    one_ended = Signal()
     tries = 0
 
     async def make(write: Write) -> None:
@@ -46,10 +51,10 @@ async def test_a_deadlock_is_settled_without_the_callers(database: Database) -> 
         if tries > 2:
             # At once, it could lock its first row again before the other one, who waits for that
             # row, has woken up: a second deadlock.
-            await one_ended.wait()
+            one_ended.held()
         await write.connection.execute(rise, {"id": first})
         if tries <= 2:
-            await both_began.wait()
+            both_began.wait()
         await write.connection.execute(rise, {"id": second})
 
     async def to_the_end(first: int, second: int) -> None:
@@ -77,16 +82,16 @@ async def test_a_statement_that_takes_too_long_is_cut_short(database: Database) 
 
 async def test_a_pool_that_is_used_up_is_said_so(postgres_url: str) -> None:
     await upgrade(postgres_url)
-    engine = make_engine(target_of(postgres_url), pool_size=1, pool_timeout_s=0.01)
+    engine = make_blocking_engine(target_of(postgres_url), pool_size=1, pool_timeout_s=0.01)
     database = Database(engine, on_placed=lambda: None)
-    begun, over = asyncio.Event(), asyncio.Event()
+    begun, over = Signal(), Signal()
 
     async def keep(write: Write) -> None:
         begun.set()
-        await over.wait()
+        over.held()
 
     keeper = asyncio.create_task(database.write(keep))
-    await begun.wait()
+    await begun.told()
     with pytest.raises(LedgerUnavailable):
         await database.write(keep)
     over.set()
@@ -100,21 +105,21 @@ async def test_a_fault_after_the_caller_has_gone_is_logged(
     await with_engine(ledger)
     database = ledger.operations._database
     for error in (None, LedgerUnavailable("a refusal"), RuntimeError("a fault")):
-        begun, go_on = asyncio.Event(), asyncio.Event()
+        begun, go_on = Signal(), Signal()
 
         async def work(
             _write: Write,
             error: Exception | None = error,
-            begun: asyncio.Event = begun,
-            go_on: asyncio.Event = go_on,
+            begun: Signal = begun,
+            go_on: Signal = go_on,
         ) -> None:
             begun.set()
-            await go_on.wait()
+            go_on.held()
             if error is not None:
                 raise error
 
         task = asyncio.create_task(database.write(work))
-        await begun.wait()
+        await begun.told()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
