@@ -6,99 +6,23 @@ import base64
 import gzip
 import json
 import logging
-import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
 
-from app.auth.sessions.clients import LoginAuth, LoginClient, LoginClients
 from app.auth.sessions.errors import LoginFailed, LoginMixedUp
-from app.auth.sessions.house import LoginHouse, LoginSetup, open_house
-from app.auth.sessions.kept import SessionRules, Visitor
-from app.auth.sessions.logins import Finished, LoginAnswer
+from app.auth.sessions.kept import Visitor
 from app.auth.tokens.errors import IssuerUnavailable
-from app.auth.tokens.issuers import IssuerConfig
 from app.devidp.issuer import DevIssuer
-from app.ledger import Ledger
-from tests.auth.conftest import ADMIN, INFERENCE, Clock, Origin, Verifiers
+from tests.auth.answering import CLIENT, Desk, answering
+from tests.auth.conftest import ADMIN, Clock, Origin, Verifiers
 
 pytestmark = pytest.mark.anyio
 
-CLIENT = "dash:board"
-SECRET = "a secret: of % and ü"
 LONG = "x" * (300 * 1024)
-OWN = "its own"
-
-
-class Desk:
-    """A gateway whose only issuer is the test's origin."""
-
-    def __init__(self, origin: Origin, issuer: DevIssuer, house: LoginHouse) -> None:
-        self.origin = origin
-        self.issuer = issuer
-        self.house = house
-        self.metadata: dict[str, Any] = {
-            "issuer": origin.url,
-            "authorization_endpoint": f"{origin.url}/authorize",
-            "token_endpoint": f"{origin.url}/token",
-            "jwks_uri": f"{origin.url}/jwks",
-        }
-        self.announce()
-
-    def announce(self, **changes: Any) -> None:
-        document = {k: v for k, v in {**self.metadata, **changes}.items() if v is not ...}
-        self.origin.say("/.well-known/openid-configuration", json.dumps(document).encode())
-
-    def tokens(self, nonce: str, **changes: Any) -> dict[str, Any]:
-        """What the token endpoint answers; `id_…` changes a claim of the ID token."""
-        now = int(self.issuer._now().timestamp())
-        claims = {
-            "iss": self.origin.url,
-            "aud": CLIENT,
-            "sub": "ada",
-            "iat": now,
-            "exp": now + 300,
-            "nonce": nonce,
-            **{k.removeprefix("id_claim_"): v for k, v in changes.items() if k.startswith("id_c")},
-        }
-        header = {"alg": self.issuer.algorithm, "kid": self.issuer.key.kid}
-        answer = {
-            "access_token": self.issuer.mint("ada", CLIENT, ["admin:read"], ADMIN, 300),
-            "token_type": "Bearer",
-            "expires_in": 300,
-            "id_token": self.issuer.sign(claims, header),
-            **{k: v for k, v in changes.items() if not k.startswith("id_c")},
-        }
-        return {name: value for name, value in answer.items() if value is not ...}
-
-    async def log_in(
-        self,
-        body: Any = None,
-        *,
-        iss: str | None = OWN,
-        how: Any = None,
-        **changes: Any,
-    ) -> Finished:
-        """With `body` for the token endpoint's answer, else tokens with these changes."""
-        client = self.house.logins.client_for(None)
-        assert client is not None
-        begun = await self.house.logins.begin(client, None)
-        asked = {k: v[0] for k, v in parse_qs(urlsplit(begun.location).query).items()}
-        if body is None:
-            body = json.dumps(self.tokens(asked["nonce"], **changes)).encode()
-        self.origin.say("/token", body, **(how or {}))
-        answer = LoginAnswer(
-            state=asked["state"],
-            code="code",
-            issuer=self.origin.url if iss is OWN else iss,
-            error=None,
-            path_client=None,
-        )
-        return await self.house.logins.finish(answer, [begun.cookie.partition(";")[0]], Visitor())
 
 
 @pytest.fixture
@@ -110,37 +34,8 @@ async def desk(
     clock: Clock,
     tmp_path: Path,
 ) -> AsyncIterator[Desk]:
-    secret = tmp_path / "secret"
-    secret.write_text(SECRET)
-    config = IssuerConfig(
-        issuer=origin.url,
-        audience=ADMIN,
-        inference_audiences=(INFERENCE,),
-        algorithms=(issuer.algorithm,),
-    )
-    client = LoginClient(
-        config=config, name="it", client_id=CLIENT, auth=LoginAuth.BASIC, secret_file=secret
-    )
-    ledger = await Ledger.open(f"sqlite:///{tmp_path}/ledger.db", clock=clock, migrate=True)
-    house = open_house(
-        LoginSetup(
-            clients=LoginClients([client]),
-            keys=(secrets.token_bytes(32),),
-            base_url="https://gw.test",
-            rules=SessionRules(),
-        ),
-        ledger=ledger,
-        judge=verifiers.make(config),
-        http=http,
-        clock=clock,
-        random=secrets.token_bytes,
-        monotonic=clock.monotonic,
-    )
-    try:
-        yield Desk(origin, issuer, house)
-    finally:
-        await house.aclose(60)
-        await ledger.close()
+    async with answering(origin, issuer, verifiers, http, clock, tmp_path) as made:
+        yield made
 
 
 async def test_a_good_answer_and_what_was_asked_for(desk: Desk) -> None:

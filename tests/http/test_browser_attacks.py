@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 import pytest
 
+from app.auth.sessions.issuer_tokens import LOGOUT_EVENT
 from app.domain.scopes import Scope
 from app.http.middleware.context import SAFE_HEADERS
 from app.http.route import EdgeRoute, declaration_of
@@ -441,6 +443,46 @@ async def test_a_person_chooses_among_several_issuers(at: Site) -> None:
     assert answer.headers["location"].startswith(f"{at.provider.issuer}/auth?")
     unknown = await browser.go("/auth/login?issuer=https://evil.test")
     assert (unknown.status_code, unknown.json()["reason"]) == (400, "LOGIN_ISSUER_UNKNOWN")
+
+
+async def test_the_back_channel_takes_a_form_with_one_token_that_is_new(at: Site) -> None:
+    path, issuer = "/auth/backchannel-logout", at.gate.issuer
+    now = int(time.time())
+    claims = {
+        "iss": issuer.issuer,
+        "aud": "dashboard",
+        "iat": now,
+        "exp": now + 60,
+        "jti": "one",
+        "sub": "nobody",
+        "events": {LOGOUT_EVENT: {}},
+    }
+    head = {"alg": issuer.algorithm, "kid": issuer.key.kid, "typ": "logout+jwt"}
+    token = issuer.sign(claims, head)
+    http, form = at.gate.http, {"Content-Type": "application/x-www-form-urlencoded"}
+    assert (await http.post(path, json={"logout_token": token})).status_code == 415
+    assert (await http.get(path)).status_code == 405
+    for body in (
+        b"",
+        b"logout_token=",
+        f"logout_token={token}&logout_token={token}".encode(),
+        "logout_token=é".encode(),
+        b"logout_token=" + b"x" * 70_000,
+        b"&".join(b"a=1" for _ in range(50)),
+    ):
+        answer = await http.post(path, content=body, headers=form)
+        assert (answer.status_code, answer.json()["reason"]) == (400, "LOGOUT_TOKEN_REFUSED")
+    taken = await http.post(path, data={"logout_token": token, "more": "of the issuer's"})
+    assert (taken.status_code, taken.content) == (200, b"")
+    assert taken.headers["cache-control"] == "no-store"
+    again = await http.post(path, data={"logout_token": token})
+    assert (again.status_code, again.json()["reason"]) == (400, "LOGOUT_TOKEN_REFUSED")
+    ended = await at.browser().call("POST", "/auth/logout", headers={"Cookie": "x=y"})
+    assert ended.json() == {"end_session_url": None}
+    over = at.browser()
+    over.cookies[over.session_cookie] = "A" * 43
+    assert (await over.call("POST", "/auth/logout")).json() == {"end_session_url": None}
+    assert not over.cookies
 
 
 async def test_another_host_gets_nothing(at: Site) -> None:
