@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.auth.tokens.errors import IssuerUnavailable
+from app.auth.tokens.errors import IssuerUnavailable, TokenInvalid
 from app.auth.tokens.jwks import IssuerState, KeyTimings
 from app.devidp.issuer import DevIssuer
 from tests.auth.conftest import ADMIN, Clock, Origin, Verifiers
@@ -106,3 +106,18 @@ async def test_an_unknown_key_waits_for_a_fetch_under_way_whatever_the_interval(
     clock.advance(30)
     assert await verifier.verify(good(issuer))
     assert origin.requests["/jwks"] == 3
+
+
+async def test_a_key_that_came_by_an_unknown_id_goes_with_what_was_remembered_by_it(
+    verifiers: Verifiers, issuer: DevIssuer
+) -> None:
+    verifier = verifiers.make(timings=KeyTimings(unknown_key_interval_s=0.0))
+    await verifier.warm()
+    issuer.rotate()
+    stolen = good(issuer)
+    assert await verifier.verify(stolen)
+    issuer.rotate(keep_previous=False)
+    assert await verifier.verify(good(issuer))
+    with pytest.raises(TokenInvalid) as caught:
+        await verifier.verify(stolen)
+    assert caught.value.reason == "TOKEN_KEY_UNKNOWN"

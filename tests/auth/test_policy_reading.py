@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -168,6 +169,77 @@ def test_what_is_no_policy_is_refused(content: bytes) -> None:
     assert refused.value.faults
 
 
+@pytest.mark.parametrize(
+    ("name", "taken"), [("x", True), ("x" * 100, True), ("x" * 101, False), ("a\\u0007", False)]
+)
+def test_the_shortest_and_the_longest_name_of_a_rule(name: str, taken: bool) -> None:
+    text = MINIMAL.replace('name = "r"', f'name = "{name}"')
+    if taken:
+        assert read_policy(text.encode()).rules[0].name == name
+    else:
+        assert faults(text) == ["rules[1].name: is needed: 1 to 100 printable characters"]
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [("x", True), ("x" * 255, True), ("x" * 256, False), ("", False), ("a\\u0007", False)],
+)
+@pytest.mark.parametrize("field", ["issuer", "subject", "client", "group"])
+def test_the_shortest_and_the_longest_name_of_a_caller(field: str, name: str, taken: bool) -> None:
+    who = {"issuer": "https://a.test", field: name}
+    table = ", ".join(f'{key} = "{value}"' for key, value in who.items())
+    text = MINIMAL.replace('"anyone"', f"{{ {table} }}")
+    if taken:
+        assert getattr(read_policy(text.encode()).rules[0].who, f"{field}s") == {name}
+    else:
+        assert faults(text) == [f"rules[1].who.{field}: has 1 to 255 printable characters"]
+
+
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [
+        ('{ without = { "-bad" = "x" } }', "rules[1].engines.without"),
+        ('{ without = { a = "\\u00e4" } }', "rules[1].engines.without.a"),
+        ('{ without = { a = ["x", 7] } }', "rules[1].engines.without.a[2]"),
+        ("{ without = 7 }", "rules[1].engines.without"),
+        ("{ without = {} }", "rules[1].engines.without"),
+        ("{ labels = {} }", "rules[1].engines.labels"),
+        ("{ labels = { a = [] } }", "rules[1].engines.labels.a"),
+        ('{ id = ["e1", "E1"] }', "rules[1].engines.id[2]"),
+        ('{ id = "e1", ids = "e2" }', "rules[1].engines.ids"),
+        ("7", "rules[1].engines"),
+    ],
+)
+def test_where_a_fault_of_engines_is(written: str, place: str) -> None:
+    assert [fault.partition(": ")[0] for fault in faults(MINIMAL.replace('"all"', written))] == [
+        place
+    ]
+
+
+def test_what_a_file_may_leave_out_or_say_in_few_words() -> None:
+    for text in (MINIMAL, f"require_reason = []\n{MINIMAL}"):
+        policy = read_policy(text.encode())
+        assert (policy.require_reason, policy.clients_may_settle) == (frozenset(), None)
+    one = read_policy(f'require_reason = "pause"\nclients_may_settle = false\n{MINIMAL}'.encode())
+    assert one.require_reason == {OperationKind.PAUSE}
+    assert one.clients_may_settle is False
+    with pytest.raises(PolicyRefused):
+        read_policy(f"require_reason = 7\n{MINIMAL}".encode())
+
+
+def test_the_largest_file_and_the_most_faults() -> None:
+    full = MINIMAL.encode()
+    assert read_policy(full + b"#" * (MAX_BYTES - len(full)))
+    assert faults("#" * (MAX_BYTES + 1)) == [f"file: is larger than {MAX_BYTES} bytes"]
+    assert len(faults("\n".join(f"unknown{n} = 1" for n in range(101)))) == 100
+    with pytest.raises(PolicyRefused) as refused:
+        read_policy(b"a = 1")
+    assert str(refused.value) == (
+        "a: unknown key; known here: clients_may_settle, require_reason, rules; "
+        "rules: there are none, so nobody could do anything"
+    )
+
+
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode()))
 def test_no_file_is_more_than_refused(content: bytes) -> None:
     with pytest.raises(PolicyRefused):
@@ -208,6 +280,39 @@ def test_a_running_gateway_follows_its_file_and_keeps_what_was_whole(tmp_path: P
 
     path.write_text(MINIMAL.replace("admin:read", "admin:pause"))
     assert (live.look(), live.ok) == ("loaded", True)
+    assert live.look() == "unchanged"
+
+
+def test_a_file_that_grows_too_large_is_refused_and_one_that_is_gone_says_so(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(MINIMAL)
+    live = LivePolicy(path, {"https://a.test": False})
+    whole = hashlib.sha256(MINIMAL.encode()).hexdigest()
+    hashes = [live.sha256]
+    path.write_text(MINIMAL + "#" * MAX_BYTES)
+    assert live.look() == "refused"
+    assert [str(fault) for fault in live.faults] == [f"file: is larger than {MAX_BYTES} bytes"]
+    hashes.append(live.sha256)
+    path.unlink()
+    assert live.look() == "refused"
+    hashes.append(live.sha256)
+    assert [str(fault) for fault in live.faults] == [
+        "file: can't be read: No such file or directory"
+    ]
+    path.write_text(MINIMAL)  # as it was: it is in force anew, though it never was out of it
+    assert (live.look(), live.ok) == ("loaded", True)
+    hashes.append(live.sha256)
+    first, larger, gone, last = hashes
+    assert first == last == whole
+    assert larger not in (whole, None)
+    assert gone is None
+    who = '{ issuer = "https://a.test", group = "ops" }'
+    path.write_text(MINIMAL.replace('"anyone"', who))
+    assert live.look() == "refused"  # the issuers of the settings still count
+    path.write_text(MINIMAL.replace('"anyone"', who.replace("https://a", "https://b")))
+    assert live.look() == "refused"
     assert live.look() == "unchanged"
 
 

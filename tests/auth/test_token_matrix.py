@@ -81,6 +81,10 @@ REFUSED: dict[str, tuple[Make, str]] = {
         lambda iss: unsigned({"alg": "ES256", "b64": False, "crit": ["b64"]}, b"{}", b"sig"),
         "TOKEN_MALFORMED",
     ),
+    "b64-alone": (
+        lambda iss: unsigned({"alg": "ES256", "b64": True}, b"{}", b"sig"),
+        "TOKEN_MALFORMED",
+    ),
     # issuer
     "iss-missing": (changed(iss=OMIT), "TOKEN_CLAIM_MISSING"),
     "iss-foreign": (changed(iss="https://other.test"), "TOKEN_ISSUER_FOREIGN"),
