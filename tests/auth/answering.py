@@ -135,6 +135,7 @@ async def answering(
     http: httpx2.AsyncClient,
     clock: Clock,
     tmp_path: Path,
+    ledger_url: str,
 ) -> AsyncIterator[Desk]:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
@@ -147,7 +148,7 @@ async def answering(
     client = LoginClient(
         config=config, name="it", client_id=CLIENT, auth=LoginAuth.BASIC, secret_file=secret
     )
-    ledger = await Ledger.open(f"sqlite:///{tmp_path}/ledger.db", clock=clock, migrate=True)
+    ledger = await Ledger.open(ledger_url, clock=clock)
     house = open_house(
         LoginSetup(
             clients=LoginClients([client]),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -18,6 +20,7 @@ import pytest
 from app.auth.tokens.issuers import IssuerConfig
 from app.auth.tokens.verifier import TokenVerifier
 from app.devidp.issuer import DevIssuer
+from app.ledger import upgrade
 
 ADMIN = "https://gateway.test/admin"
 INFERENCE = "https://gateway.test/inference"
@@ -208,3 +211,19 @@ async def verifiers(
     yield verifiers
     for verifier in verifiers.made:
         await verifier.aclose()
+
+
+@pytest.fixture(scope="session")
+async def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ledger on SQLite that nobody has used: to make one anew costs more than most tests."""
+    path = tmp_path_factory.mktemp("ledger") / "ledger.db"
+    await upgrade(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def ledger_url(migrated: Path, tmp_path: Path) -> str:
+    """Of a ledger for one test."""
+    copy = tmp_path / "ledger.db"
+    shutil.copyfile(migrated, copy)
+    return f"sqlite+aiosqlite:///{copy}"

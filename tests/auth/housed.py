@@ -189,10 +189,10 @@ class Housed:
 
 
 @asynccontextmanager
-async def housed(folder: Path, url: str | None = None) -> AsyncIterator[Housed]:
+async def housed(folder: Path, url: str) -> AsyncIterator[Housed]:
+    """`url`: of a ledger that has its schema."""
     issuer = issuing()
-    url = url or f"sqlite+aiosqlite:///{folder}/ledger.db"
-    ledger = await Ledger.open(url, clock=Turned(issuer.clock), migrate=True)
+    ledger = await Ledger.open(url, clock=Turned(issuer.clock))
     made = Housed(issuer, ledger, folder)
     try:
         yield made

@@ -24,7 +24,7 @@ from app.auth.sessions.issuer_tokens import LOGOUT_EVENT
 from app.auth.sessions.kept import Visitor
 from app.auth.sessions.logins import LOGIN_S
 from app.auth.tokens.errors import IssuerUnavailable
-from app.ledger import Ledger
+from app.ledger import Ledger, upgrade
 from app.ledger.browser_sessions import StoredSession
 from tests.auth.housed import KEY, Housed, Turned, housed
 from tests.devidp.flows import TTL_S, URL
@@ -36,8 +36,8 @@ OTHER_KEY = bytes(range(1, 33))
 
 
 @pytest.fixture
-async def at(tmp_path: Path) -> AsyncIterator[Housed]:
-    async with housed(tmp_path) as made:
+async def at(tmp_path: Path, ledger_url: str) -> AsyncIterator[Housed]:
+    async with housed(tmp_path, ledger_url) as made:
         yield made
 
 
@@ -192,6 +192,7 @@ async def test_of_many_at_two_gateways_one_refreshes(at: Housed) -> None:
 async def test_of_many_at_two_gateways_on_one_postgres_one_refreshes(
     tmp_path: Path, postgres_url: str
 ) -> None:
+    await upgrade(postgres_url)
     async with housed(tmp_path, postgres_url) as at:
         ledger = await Ledger.open(postgres_url, clock=Turned(at.clock))
         try:

@@ -33,8 +33,9 @@ async def desk(
     http: httpx2.AsyncClient,
     clock: Clock,
     tmp_path: Path,
+    ledger_url: str,
 ) -> AsyncIterator[Desk]:
-    async with answering(origin, issuer, verifiers, http, clock, tmp_path) as made:
+    async with answering(origin, issuer, verifiers, http, clock, tmp_path, ledger_url) as made:
         yield made
 
 
