@@ -64,7 +64,8 @@ def test_who_waits_as_long_as_was_said_is_let_in_and_not_before(
         wait_s = meter.take("k", now)
         assert wait_s >= 0
         if wait_s:
-            assert meter.wait_s("k", now + wait_s * 0.99) > 0
+            if wait_s > 1e-9:  # less is lost beside the time it is added to
+                assert meter.wait_s("k", now + wait_s * 0.99) > 0
             assert meter.wait_s("k", now + wait_s + 1e-6) == 0
             assert meter.wait_s("k", now) == wait_s, "what was refused uses up nothing"
 
