@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable
 from typing import Any
 
+import httpx2
 import pytest
 
 from app.auth.tokens.errors import IssuerUnavailable, TokenInvalid
@@ -78,6 +80,80 @@ async def test_keys_are_well_until_they_are_too_old_to_serve(
     assert verifier.issuer_states() == (state(issuer, ok=True, age_s=86_399.0),)
     clock.advance(1)
     assert verifier.issuer_states() == (state(issuer, ok=False, age_s=86_400.0),)
+
+
+async def test_before_the_first_fetch_nothing_is_known_nor_wrong(verifiers: Verifiers) -> None:
+    (found,) = verifiers.make().issuer_states()
+    assert (found.ok, found.keys, found.age_s, found.problem) == (False, 0, None, None)
+
+
+async def test_keys_too_old_to_serve_are_waited_for_where_they_are_now(
+    verifiers: Verifiers, origin: Origin, issuer: DevIssuer, clock: Clock
+) -> None:
+    verifier = verifiers.make()
+    await verifier.warm()
+    origin.say("/jwks", b"", status=503)
+    clock.advance(86_390)
+    assert await verifier.verify(good(issuer))
+    moved = {**issuer.metadata(), "jwks_uri": f"{origin.url}/new"}
+    origin.say(METADATA, json.dumps(moved).encode())
+    origin.say("/new", json.dumps(issuer.jwks()).encode())
+    clock.advance(10)
+    assert await verifier.verify(good(issuer))
+    assert verifier.issuer_states() == (state(issuer, ok=True, age_s=0.0),)
+
+
+async def test_keys_of_a_failing_issuer_serve_to_the_second(
+    verifiers: Verifiers, origin: Origin, issuer: DevIssuer, clock: Clock
+) -> None:
+    verifier = verifiers.make()
+    await verifier.warm()
+    origin.say("/jwks", b"", status=503)
+    clock.advance(86_399)
+    assert await verifier.verify(good(issuer))
+    clock.advance(1)
+    with pytest.raises(IssuerUnavailable):
+        await verifier.verify(good(issuer))
+    assert origin.requests["/jwks"] == 2
+
+
+async def test_a_defect_backs_off_as_a_failure_does_and_is_shown(
+    verifiers: Verifiers, tls: ssl.SSLContext, issuer: DevIssuer
+) -> None:
+    shown: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: shown.append(context))
+    async with httpx2.AsyncClient(verify=tls, trust_env=False) as http:
+        verifiers.http = http
+        verifier = verifiers.make()
+    try:
+        for _ in range(2):
+            with pytest.raises(IssuerUnavailable) as caught:
+                await verifier.verify(good(issuer))
+            assert caught.value.retry_after_s == 5
+    finally:
+        asyncio.get_running_loop().set_exception_handler(None)
+    assert verifier.issuer_states()[0].problem == "internal error"
+    (one,) = shown
+    assert isinstance(one["exception"], RuntimeError)
+
+
+async def test_a_fetch_that_is_ended_shows_nothing(verifiers: Verifiers, origin: Origin) -> None:
+    shown: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: shown.append(context))
+    verifier = verifiers.make()
+    await verifier.aclose()  # and there was none
+    gate = asyncio.Event()
+    origin.say("/jwks", b"", gate=gate)
+    warming = asyncio.create_task(verifier.warm())
+    try:
+        await until(lambda: origin.requests["/jwks"] == 1)
+        await verifier.aclose()
+        await warming
+        await asyncio.sleep(0)
+    finally:
+        asyncio.get_running_loop().set_exception_handler(None)
+        gate.set()
+    assert not shown
 
 
 async def test_says_which_issuer_is_out_of_reach_and_never_to_come_back_at_once(
