@@ -62,11 +62,14 @@ async def test_it_is_tried_once_and_again_only_when_that_failed(
     asking: Asking, origin: Origin, clock: Clock
 ) -> None:
     verifier = asking.make(f"{origin.url}{PATH}")
-    assert not verifier.issuer_states()[0].ok
+    (state,) = verifier.issuer_states()
+    assert (state.ok, state.problem) == (False, None)
     origin.say(PATH, b"", status=503)
     await verifier.warm()
     await verifier.warm()  # within the back-off
-    assert origin.requests[PATH] == 1
+    ((_, form),) = origin.posted
+    probe = "chadburn-asks-whether-it-may-ask"
+    assert form == {"token": probe, "token_type_hint": "access_token"}
     assert verifier.issuer_states()[0].problem == "introspection: HTTP 503"
     origin.say(PATH, INACTIVE)
     clock.advance(1)
@@ -145,8 +148,9 @@ async def test_closing_ends_a_question_under_way(asking: Asking, origin: Origin)
     origin.say(PATH, INACTIVE, gate=gate)
     calls = [asyncio.create_task(verifier.verify(f"token-{n}")) for n in range(2)]
     await until(lambda: origin.requests[PATH] == 2)
+    assert [task.get_name() for task in asyncio.all_tasks()].count("introspection") == 2
     await verifier.aclose()
-    assert not [task for task in asyncio.all_tasks() if task.get_name() == "introspection"]
+    assert "introspection" not in [task.get_name() for task in asyncio.all_tasks()]
     for call in calls:
         with pytest.raises(IssuerUnavailable):
             await call

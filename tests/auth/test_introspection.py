@@ -106,7 +106,12 @@ async def test_takes_what_the_issuer_says(asked: Asked) -> None:
 async def test_shows_itself_in_the_form_where_so_set(asked: Asked) -> None:
     await asked.make(asked.settings(client_auth=ClientAuth.POST)).verify(TOKEN)
     ((headers, form),) = asked.origin.posted
-    assert (form["client_id"], form["client_secret"]) == ("chadburn gateway", "s3cret: of +us")
+    assert form == {
+        "token": TOKEN,
+        "token_type_hint": "access_token",
+        "client_id": "chadburn gateway",
+        "client_secret": "s3cret: of +us",
+    }
     assert "authorization" not in headers
 
 

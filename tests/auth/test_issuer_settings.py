@@ -87,8 +87,10 @@ def test_refuses_unsafe_settings(changes: dict[str, Any]) -> None:
         setting = "claims"
     elif value == ("",) and setting == "inference_audiences":
         setting = "audience"
-    with pytest.raises(IssuerConfigError, match=f"^issuer '.*': {setting}: "):
+    with pytest.raises(IssuerConfigError, match=f"^issuer '.*': {setting}: ") as caught:
         config(**changes)
+    if setting in ("issuer", "jwks_uri"):
+        assert "needs an https URL" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +233,7 @@ def test_roles_grant_what_they_are_mapped_to_and_nothing_else() -> None:
         Scope.PAUSE,
     }
     assert granted_scopes(roles, {"https://gw.test/roles": "boss"}) == {Scope.SHUTDOWN}
+    assert granted_scopes(roles, {"https://gw.test/roles": "boss x"}) == frozenset()
     assert granted_scopes(roles, {"realm_access": {"roles": ["admin:read"]}}) == frozenset()
     assert granted_scopes(roles, {"realm_access": ["operator"]}) == frozenset()
     assert granted_scopes(roles, {}) == frozenset()
@@ -361,5 +364,6 @@ def test_groups_come_from_the_claims_that_the_settings_name_and_no_others() -> N
     named = config(group_claims=("groups", "realm.teams", ("https://gw.test/groups",)))
     assert groups_of(named, claims) == {"ops", "a b", "search", "dotted"}
     assert groups_of(config(), claims) == frozenset()
+    assert groups_of(named, {"groups": "a b"}) == {"a b"}
     for odd in ({"groups": {"ops": True}}, {"groups": 7}, {"realm": ["teams"]}, {}):
         assert groups_of(named, odd) == frozenset()

@@ -11,10 +11,14 @@ from typing import Any
 import httpx2
 import pytest
 
+from app.auth.tokens.claims import Judged
 from app.auth.tokens.errors import IssuerUnavailable, TokenInvalid
 from app.auth.tokens.jwks import IssuerState, KeyTimings
+from app.auth.tokens.remembered import RememberedTokens
 from app.devidp.issuer import DevIssuer
+from app.domain.scopes import Scope
 from tests.auth.conftest import ADMIN, Clock, Origin, Verifiers
+from tests.auth.policies import principal
 
 pytestmark = pytest.mark.anyio
 
@@ -197,3 +201,17 @@ async def test_a_key_that_came_by_an_unknown_id_goes_with_what_was_remembered_by
     with pytest.raises(TokenInvalid) as caught:
         await verifier.verify(stolen)
     assert caught.value.reason == "TOKEN_KEY_UNKNOWN"
+
+
+async def test_what_is_forgotten_takes_no_room() -> None:
+    remembered = RememberedTokens(size=2, ttl_s=60.0)
+    judged = Judged(principal(Scope.READ))
+    remembered.forget("unknown")
+    for token in ("one", "other"):
+        remembered.put(token, judged, 1, monotonic_s=0.0)
+    remembered.forget("one")
+    assert len(remembered) == 1
+    assert remembered.get("one", now_s=0.0, monotonic_s=0.0) is None
+    assert remembered.get("other", now_s=0.0, monotonic_s=59.0) == (judged, 1)
+    assert remembered.get("other", now_s=0.0, monotonic_s=60.0) is None
+    assert len(remembered) == 0

@@ -213,4 +213,4 @@ def _read(body: bytes) -> _Answer:
         raise FetchFailed("the answer does not say whether the token is active")
     if not active:
         return _Answer()
-    return _Answer({name: value for name, value in claims.items() if name != "active"})
+    return _Answer(claims)
