@@ -2,13 +2,14 @@
 # make test              all checks and tests (CI runs this)
 # make test-full         the same with every long figure; writes docs/test-report.md
 # make lint              the checks alone
+# make mutation-test     change app/auth in thousands of ways; writes docs/mutation-report.md
 # make proto             generate app/rpc/ and docs/operation-fields.md from proto/
 # make bench             figures of speed
 #
 # Needs Python 3.11 or later, git and make; the targets install the rest into .venv.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := test
-.PHONY: demo test test-full lint proto bench
+.PHONY: demo test test-full lint mutation-test proto bench
 
 demo:
 	@scripts/setup demo
@@ -23,6 +24,10 @@ test-full: lint
 lint:
 	@scripts/setup dev
 	@scripts/lint
+
+mutation-test:
+	@scripts/setup dev
+	@.venv/bin/python scripts/mutation-test
 
 proto:
 	@scripts/setup dev

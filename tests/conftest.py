@@ -7,7 +7,7 @@ import signal
 from collections.abc import AsyncIterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 pytest_plugins = ["tests.postgres"]
 
@@ -24,6 +24,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # pytest-timeout bounds the test as a whole.
 settings.register_profile(
     "usual", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+# For scripts/mutation-test, which asks only whether a test fails, thousands of times.
+settings.register_profile(
+    "few",
+    settings.get_profile("usual"),
+    max_examples=25,
+    phases=[Phase.explicit, Phase.generate],
+    database=None,
 )
 settings.register_profile("full", settings.get_profile("usual"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
