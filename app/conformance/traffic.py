@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from app.conformance.case import NotApplicable, NotHeld
+from app.conformance.case import NotApplicable, NotHeld, expect
 from app.conformance.connection import Listener, Metadata
 from app.conformance.orders import named
 from app.conformance.record import Record, Refusal
@@ -211,3 +211,10 @@ class TooShort(NotApplicable):
 
     def __init__(self) -> None:
         super().__init__("requests of this engine end too soon to give an order in their midst")
+
+
+def expect_going_on(generation: Generation) -> None:
+    """Raises NotHeld; TooShort when it has come to an end of its own."""
+    if generation.whole:
+        raise TooShort
+    expect(generation.end is None, "the request to go on", generation)

@@ -70,7 +70,7 @@ async def test_it_answers_and_its_cache_can_be_flushed(client: Client) -> None:
 
 
 async def test_it_is_paused_in_every_mode(client: Client) -> None:
-    frozen = client.generate("full ahead", stopping=tokens(40))
+    frozen = client.generate("full ahead", stopping=tokens(200))
     await frozen.first()
     paused = await client.completed(client.pause("keep"))
     assert paused.pause.requests_kept == 1
@@ -79,7 +79,7 @@ async def test_it_is_paused_in_every_mode(client: Client) -> None:
     resumed = await client.completed(client.resume(paused.pause.pause_epoch))
     assert resumed.resume.requests_continued == 1
     assert await frozen.finish_reason() == await held.finish_reason() == "LENGTH"
-    assert len(frozen.text.split()) == 40
+    assert len(frozen.text.split()) == 200
 
     long = client.generate("full ahead", stopping=tokens(4000))
     await long.first()
@@ -89,7 +89,7 @@ async def test_it_is_paused_in_every_mode(client: Client) -> None:
     epoch = (await client.profile()).pause_epoch
     await client.completed(client.resume(epoch))
 
-    short = client.generate("full ahead", stopping=tokens(20))
+    short = client.generate("full ahead", stopping=tokens(200))
     await short.first()
     assert (await client.completed(client.pause("drain"))).pause.requests_finished == 1
     assert await short.finish_reason() == "LENGTH"

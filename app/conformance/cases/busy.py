@@ -10,6 +10,7 @@ import grpc
 
 from app.conformance.case import Case, Need, NotPromised, case, expect
 from app.conformance.client import brief, completed_of
+from app.conformance.traffic import expect_going_on
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import lora_pb2
@@ -103,7 +104,7 @@ async def resume(trial: Trial) -> None:
         for given in {max(1, epoch), epoch + 1}:
             wanted = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED)
             await trial.client.refused(trial.orders.resume(given), *wanted)
-        expect(generation.end is None, "the request to go on", generation)
+        expect_going_on(generation)
         generation.hang_up()
         completed_of(await stream.rest())
 

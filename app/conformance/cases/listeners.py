@@ -10,6 +10,7 @@ import grpc
 from app.conformance.case import Case, Need, case, expect
 from app.conformance.client import Client, brief
 from app.conformance.record import Refusal
+from app.conformance.traffic import expect_going_on
 from app.conformance.trial import IN_THE_MIDST_S, Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import lifecycle_pb2, lora_pb2, server_pb2
@@ -91,7 +92,7 @@ async def no_abort_of_all(trial: Trial) -> None:
         everything = lifecycle_pb2.AbortRequest(all_requests=lifecycle_pb2.AllRequests())
         answer = await client.of_control("Abort", everything)
         expect(_kept_back(answer), "Abort of all requests to be refused", brief(answer))
-        expect(running.end is None, "the request to go on", running)
+        expect_going_on(running)
 
 
 @case(

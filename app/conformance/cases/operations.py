@@ -10,6 +10,7 @@ from app.conformance.case import Case, Need, NotPromised, case, expect
 from app.conformance.client import brief, completed_of, ends_with
 from app.conformance.orders import named
 from app.conformance.record import Refusal, kind_of
+from app.conformance.traffic import expect_going_on
 from app.conformance.trial import Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import lifecycle_pb2
@@ -129,7 +130,7 @@ async def cancel_drain(trial: Trial) -> None:
         expect(answer.operation.state in taken, "state CANCELLING or CANCELLED", brief(answer))
         told = await stream.rest()
         expect(ends_with(told, "cancelled"), "the drain to end cancelled", told)
-        expect(generation.end is None, "the request to go on", generation)
+        expect_going_on(generation)
         state = (await trial.client.profile()).state
         expect(
             state.admission == pb.ADMISSION_STATE_OPEN,
@@ -178,7 +179,7 @@ async def deadline(trial: Trial) -> None:
         failed = told.events[-1].failed
         code = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
         expect(failed.code == code, f"code {code} (DEADLINE_EXCEEDED)", brief(failed))
-        expect(generation.end is None, "the request to go on", generation)
+        expect_going_on(generation)
         state = (await trial.client.profile()).state
         expect(
             state.admission == pb.ADMISSION_STATE_OPEN,

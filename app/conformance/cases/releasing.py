@@ -12,7 +12,7 @@ from app.conformance.case import Case, Need, NotPromised, case, expect
 from app.conformance.cases.resources import reopened, restorable
 from app.conformance.client import brief, described, ends_with
 from app.conformance.orders import named
-from app.conformance.traffic import Generation, TooShort
+from app.conformance.traffic import Generation, TooShort, expect_going_on
 from app.conformance.trial import IN_THE_MIDST_S, LONG_S, Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import lifecycle_pb2
@@ -176,7 +176,7 @@ async def refuses(trial: Trial) -> None:
         after = (await trial.client.profile()).state
         same = (before.released, before.admission) == (after.released, after.admission)
         expect(same, f"nothing released and admission as before: {brief(before)}", brief(after))
-        expect(running.end is None, "the request to go on", running)
+        expect_going_on(running)
 
 
 @case(
@@ -201,7 +201,7 @@ async def discard_under_keep(trial: Trial) -> None:
             async with trial.unchanged("a release that would discard what is frozen"):
                 await trial.client.refused(order, WRONG_STATE)
         await trial.resumed()
-        expect(running.end is None, "the request to go on", running)
+        expect_going_on(running)
 
 
 @case(

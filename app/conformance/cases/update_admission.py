@@ -13,7 +13,7 @@ from app.conformance.client import Stream, brief, completed_of, ends_with
 from app.conformance.orders import named
 from app.conformance.placing import Way
 from app.conformance.record import kind_of
-from app.conformance.traffic import Generation, TooShort
+from app.conformance.traffic import Generation, TooShort, expect_going_on
 from app.conformance.trial import IN_THE_MIDST_S, LONG_S, Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
 
@@ -141,7 +141,7 @@ async def _as_before(trial: Trial, before: pb.AdminState, running: Generation) -
         ("admission", before.admission, after.admission),
     ):
         expect(wanted == found, f"{name} {brief(wanted)} as before", brief(found))
-    expect(running.end is None, "the request to go on", running)
+    expect_going_on(running)
 
 
 @case(
@@ -153,7 +153,7 @@ async def _as_before(trial: Trial, before: pb.AdminState, running: Generation) -
     Need.WEIGHTS,
 )
 async def deadline(trial: Trial) -> None:
-    request = _around(trial, DRAIN, deadline_ms=3_000)
+    request = _around(trial, DRAIN, deadline_ms=1_500)
     before = (await trial.client.profile()).state
     async with _in_the_midst(trial, request, LONG_S) as (stream, running):
         told = await stream.rest()
