@@ -24,6 +24,8 @@ ROWS_IN_A_SEAL = 10_000
 NAMED = 20
 """Of the rows of a seal that does not hold: so many are named."""
 BREAKS = 20
+_LOWEST = -(2**63)
+"""No gateway gives an id below 1; who writes to the database may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,12 @@ async def verify(url: str, from_seal: str | None = None) -> Verdict:
     """
     async with looking(url) as (connection, schema):
         reader = _Reader(connection)
-        await reader.read(from_seal)
-        head = await head_of(connection)
-        last = 0 if head is None else head.to_id
+        try:
+            await reader.read(from_seal)
+            head = await head_of(connection)
+        except _Unreadable:
+            head = reader.last
+        last = _LOWEST if head is None else head.to_id
         return Verdict(
             schema,
             reader.rows,
@@ -89,6 +94,10 @@ async def verify(url: str, from_seal: str | None = None) -> Verdict:
             tuple(reader.breaks),
             await _tail(connection, last),
         )
+
+
+class _Unreadable(Exception):
+    """In a seal stands something that is no value of its column. It was said as a break."""
 
 
 class _Reader:
@@ -130,18 +139,26 @@ class _Reader:
                 before = seal
             number = seals[-1].number
 
-    async def _behind(self, number: int) -> list[Seal]:
+    async def _behind(self, number: int, most: int = SEALS_AT_ONCE) -> list[Seal]:
+        """Raises _Unreadable for one that follows at once."""
         following = (
             select(audit_seals)
             .where(audit_seals.c.number > number)
             .order_by(audit_seals.c.number)
-            .limit(SEALS_AT_ONCE)
+            .limit(most)
         )
-        found = (await self._connection.execute(following)).mappings().all()
-        await (
-            self._connection.rollback()
-        )  # or a reader of SQLite keeps the side file from shrinking
-        return [seal_of(row) for row in found]
+        try:
+            found = (await self._connection.execute(following)).mappings().all()
+            return [_readable(seal_of(row)) for row in found]
+        except (ValueError, TypeError):
+            if most > 1:  # up to the one
+                return await self._behind(number, 1)
+            message = f"the seal that follows seal {number} cannot be read"
+            self.breaks.append(Break(0, 0, 0, message if number else "no seal can be read"))
+            raise _Unreadable from None
+        finally:
+            # Or a reader of SQLite keeps the side file from shrinking.
+            await self._connection.rollback()
 
     async def _judge(self, seal: Seal, before: Seal | None, *, begins: bool) -> Break | None:
         """What is wrong with it; None: nothing, and it was counted."""
@@ -152,18 +169,20 @@ class _Reader:
         wrong = _misplaced(seal, before, begins=begins)
         if wrong is not None:
             return broken(wrong)
+        # Below the first one nothing has a right to be.
+        first = _LOWEST if before is None and not begins else seal.from_id
         if seal.pruned_at is not None:
             self.pruned = seal
-            left = await self._count(1 if not begins else seal.from_id, seal.to_id)
+            left = await self._count(seal.from_id if begins else _LOWEST, seal.to_id)
             return broken(f"{left} entries stand where all were pruned") if left else None
         if seal.form != FORM:
             return broken(f"it is of a form that this release does not know: {seal.form}")
         most = min(seal.row_count, ROWS_IN_A_SEAL) + NAMED + 1
         try:
-            rows = await rows_of(self._connection, seal.from_id, seal.to_id, most)
+            rows = await rows_of(self._connection, first, seal.to_id, most)
             again = sealed(replace(seal, digest=""), rows)
         except (ValueError, TypeError):
-            entries = await self._unreadable(seal)
+            entries = await self._unreadable(seal, first)
             return broken(_words_for(entries), entries)
         finally:
             await self._connection.rollback()
@@ -177,9 +196,9 @@ class _Reader:
             return broken("what it says itself is not what was sealed")
         return broken(_words_for(entries), dict(list(entries.items())[:NAMED]))
 
-    async def _unreadable(self, seal: Seal) -> dict[int, str]:
+    async def _unreadable(self, seal: Seal, first: int) -> dict[int, str]:
         """The first entry in which something stands that is no value of its column."""
-        ids = select(audit.c.id).where(audit.c.id.between(seal.from_id, seal.to_id))
+        ids = select(audit.c.id).where(audit.c.id.between(first, seal.to_id))
         for one in (await self._connection.execute(ids.order_by(audit.c.id))).scalars().all():
             try:
                 sealed(seal, await rows_of(self._connection, one, one, 1))
@@ -209,6 +228,17 @@ class _Reader:
             return None
         since: datetime | None = row["pruned_at"]
         return since
+
+
+def _readable(seal: Seal) -> Seal:
+    """SQLite keeps in a column whatever is written there. Raises TypeError."""
+    numbers = (seal.number, seal.from_id, seal.to_id, seal.row_count, seal.form, seal.fence)
+    texts = (seal.previous, seal.digest, seal.marks)
+    if not all(isinstance(one, int) for one in numbers):
+        raise TypeError("a number is none")
+    if not all(isinstance(one, str) for one in texts):
+        raise TypeError("a text is none")
+    return seal
 
 
 def _words_for(entries: dict[int, str]) -> str:

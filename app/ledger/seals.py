@@ -18,7 +18,7 @@ from typing import Any
 
 from app.ledger.values import Seal
 
-_ID = re.compile(r"[0-9]{1,19}")
+_ID = re.compile(r"-?[0-9]{1,19}")
 
 FORM = 1
 MARK_CHARS = 16

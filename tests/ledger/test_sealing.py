@@ -106,6 +106,21 @@ CHANGED: list[tuple[int, dict[int, str], list[str]]] = [
         [f"INSERT INTO audit (id, {COPY}) SELECT 3, {COPY} FROM audit WHERE id = 2"],
     ),
     (1, {2: "removed", 3: "put in"}, ["UPDATE audit SET id = 3 WHERE id = 2"]),
+    (1, {-5: "put in", 2: "removed"}, ["UPDATE audit SET id = -5 WHERE id = 2"]),
+    (
+        1,
+        {0: "put in"},
+        [f"INSERT INTO audit (id, {COPY}) SELECT 0, {COPY} FROM audit WHERE id = 2"],
+    ),
+    (
+        1,
+        {},
+        [
+            "DELETE FROM audit WHERE id IN (1, 4)",
+            "UPDATE audit SET id = -5 WHERE id = 2",
+            "UPDATE audit_seals SET pruned_at = sealed_at WHERE number = 1",
+        ],
+    ),
     (
         2,
         {5: "changed", 6: "changed"},
@@ -180,6 +195,31 @@ async def test_a_row_that_cannot_be_read_is_a_break_and_no_crash(
     broken = (await verify(ledger_url)).broken
     assert broken is not None
     assert (broken.number, broken.entries) == (2, {6: "changed"})
+
+
+@pytest.mark.parametrize("forged", ["marks = x'ff'", "sealed_at = 'never'", "fence = 'first'"])
+async def test_a_seal_that_cannot_be_read_is_a_break_and_no_crash(
+    chain: Ledger, ledger_url: str, forged: str
+) -> None:
+    if chain.audit._database.postgres:
+        return
+    await by_hand(chain, f"UPDATE audit_seals SET {forged} WHERE number = 2")
+    verdict = await verify(ledger_url)
+    said = [one.message for one in verdict.breaks]
+    assert said == ["the seal that follows seal 1 cannot be read"]
+    assert verdict.seals == 1
+    assert verdict.head is not None
+    assert verdict.head.number == 1
+
+
+async def test_an_entry_below_all_seals_is_never_unseen(ledger: Ledger, ledger_url: str) -> None:
+    await by_hand(
+        ledger,
+        "INSERT INTO audit (id, at, action, outcome, detail)"
+        " VALUES (-3, '2026-03-01 12:00:00.123457+00:00', 'a', 'accepted', '{}')",
+    )
+    tail = (await verify(ledger_url)).unsealed
+    assert (tail.rows, tail.from_id, tail.to_id) == (1, -3, -3)
 
 
 async def test_a_clock_that_goes_back_breaks_nothing(
