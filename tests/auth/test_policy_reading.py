@@ -316,8 +316,22 @@ def test_a_file_that_grows_too_large_is_refused_and_one_that_is_gone_says_so(
     assert live.look() == "unchanged"
 
 
+def test_a_pipe_in_the_file_s_place_is_refused_and_keeps_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(MINIMAL)
+    live = LivePolicy(path)
+    path.unlink()
+    os.mkfifo(path)
+    assert (live.look(), live.ok, live.sha256) == ("refused", False, None)
+    assert live.look() == "unchanged"
+    assert live.policy is not None
+    path.unlink()
+    path.write_text(MINIMAL)
+    assert (live.look(), live.ok) == ("loaded", True)
+
+
 def test_the_first_reading_is_not_survived(tmp_path: Path) -> None:
-    for made in (lambda p: None, lambda p: p.write_text("rules = 1"), lambda p: p.mkdir()):
+    for made in (lambda p: None, lambda p: p.write_text("rules = 1"), Path.mkdir, os.mkfifo):
         path = tmp_path / f"policy-{len(list(tmp_path.iterdir()))}-{id(made)}"
         made(path)
         with pytest.raises(PolicyRefused):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -64,7 +66,10 @@ class LivePolicy:
     def _read(self, path: Path) -> Policy:
         """Raises PolicyRefused."""
         try:
-            with path.open("rb") as file:
+            with open(path, "rb", opener=_at_once) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    self._seen = None
+                    raise PolicyRefused([Fault("file", "is no file but something else")])
                 content = file.read(MAX_BYTES + 1)
         except OSError as error:
             self._seen = None
@@ -74,3 +79,8 @@ class LivePolicy:
             return self.policy
         self._seen = digest
         return read_policy(content, self._issuers)
+
+
+def _at_once(path: str, flags: int) -> int:
+    """A pipe in the file's place must not keep whoever looks until somebody writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
