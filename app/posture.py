@@ -18,6 +18,8 @@ from app.settings import CredentialSettings, IssuerSettings, Settings
 DOES_NOT_START = "DOES_NOT_START"
 _DAY_S = 86_400
 _MANY_ADDRESSES = 1 << 20
+_LEAST_PREFIX = 8
+"""The networks that are nobody's but their owner's are no larger (10.0.0.0/8, fd00::/8)."""
 _VERIFIED = ("verify-ca", "verify-full")
 
 
@@ -144,11 +146,13 @@ def _trusted(settings: Settings) -> tuple[Trust, ...]:
 
 
 def _of_listeners(settings: Settings) -> Iterator[Remark]:
-    if not is_loopback_host(settings.host):
+    # On loopback it may still be there for others, by way of what is in front of it.
+    listens = not is_loopback_host(settings.host)
+    if listens or not is_loopback_host(urlsplit(settings.base_url).hostname or ""):
         if settings.base_url.startswith("http:"):
             yield Remark(
                 "PLAINTEXT_BEYOND_LOOPBACK",
-                "host",
+                "host" if listens else "public_url",
                 "tokens arrive unencrypted from other machines; put TLS in front, and say so with "
                 "an https public_url",
             )
@@ -301,6 +305,6 @@ def _link(registration: Registration, settings: Settings) -> Link:
 
 def _is_everybody(proxy: str) -> bool:
     try:
-        return proxy == "*" or ipaddress.ip_network(proxy, strict=False).prefixlen == 0
+        return proxy == "*" or ipaddress.ip_network(proxy, strict=False).prefixlen < _LEAST_PREFIX
     except ValueError:
         return False

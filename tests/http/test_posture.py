@@ -85,6 +85,9 @@ def test_what_is_set_with_care_is_not_remarked_on() -> None:
             "PROXY_NOT_NAMED",
             "trusted_proxies",
         ),
+        ({"public_url": "http://gateway.test"}, "PLAINTEXT_BEYOND_LOOPBACK", "public_url"),
+        ({"public_url": "https://gateway.test"}, "PROXY_NOT_NAMED", "trusted_proxies"),
+        ({"trusted_proxies": ("128.0.0.0/1",)}, "ANYBODY_IS_A_PROXY", "trusted_proxies"),
         ({"trusted_proxies": ("0.0.0.0/0",)}, "ANYBODY_IS_A_PROXY", "trusted_proxies"),
         (
             {"metrics_port": 1, "metrics_host": "10.0.0.1"},
