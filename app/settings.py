@@ -37,7 +37,12 @@ PREFIX = "CHADBURN_"
 CONFIG_VARIABLE = "CHADBURN_CONFIG"
 
 # Read by other commands of the same program, so not misspellings of a setting.
-_FOR_OTHER_COMMANDS = frozenset({CONFIG_VARIABLE, "CHADBURN_URL", "CHADBURN_TOKEN"})
+_FOR_OTHER_COMMANDS = frozenset(
+    {
+        *(CONFIG_VARIABLE, "CHADBURN_URL", "CHADBURN_TOKEN"),
+        *("CHADBURN_CLIENT_ID", "CHADBURN_CLIENT_SECRET"),
+    }
+)
 _FOR_OTHER_PREFIXES = ("CHADBURN_INFERENCE_", "CHADBURN_ENGINE__", "CHADBURN_DEMO__")
 
 Milliseconds = Annotated[int, Field(ge=1, le=24 * 3600 * 1000)]

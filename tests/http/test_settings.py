@@ -118,7 +118,8 @@ def test_mistakes_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingsError, match="cannot read"):
         load_settings(Path("/nowhere/chadburn.toml"))
     # Of other commands of the same program.
-    monkeypatch.setenv("CHADBURN_TOKEN", "x")
+    for name in ("CHADBURN_TOKEN", "CHADBURN_CLIENT_ID", "CHADBURN_CLIENT_SECRET"):
+        monkeypatch.setenv(name, "x")
     monkeypatch.setenv("CHADBURN_DEMO__DIR", "x")
     load_settings()
 
