@@ -103,6 +103,9 @@ def logout(url: Url = None, demo_dir: DemoDir = DEMO_DIR) -> None:
     gateway = address(url, demo_dir)
     logins = user_logins(os.environ)
     if logins.read(gateway) is None:
+        if logins.folder.is_dir():
+            with logins.held(gateway) as held:
+                held.clear()
         print(f"not logged in at {gateway}")
         return
     with logins.held(gateway) as held:

@@ -175,6 +175,17 @@ def test_what_a_killed_process_left_is_cleared_away(logins: Logins) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+def test_a_logout_leaves_nothing_of_a_login_that_was_killed(run: Run, logins: Logins) -> None:
+    for kept in (False, True):
+        file = put(logins)
+        left = file.with_name(f".{file.name}.dead")
+        left.write_text("a token")
+        if not kept:
+            file.unlink()
+        run("logout", "--url", GATEWAY)  # its issuer is nowhere
+        assert [path.suffix for path in logins.folder.iterdir()] == [".lock"]
+
+
 def test_one_process_at_a_time_and_none_waits_for_ever(logins: Logins) -> None:
     slept: list[float] = []
     second = Logins(logins.folder, sleep=slept.append, clock=lambda: sum(slept))

@@ -146,9 +146,7 @@ class Held:
         """What puts a login into its place, whole or not at all. The room for it is taken before
         the block begins: a refresh token that has been spent and can't be replaced is lost."""
         name = _name(self._gateway)
-        for left in os.listdir(self._folder):
-            if left.startswith(f".{name}."):  # by a process that was killed at this
-                os.unlink(left, dir_fd=self._folder)
+        self.clear()
         draft = f".{name}.{secrets.token_hex(4)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(draft, flags, 0o600, dir_fd=self._folder)
@@ -173,9 +171,16 @@ class Held:
                 os.unlink(draft, dir_fd=self._folder)
 
     def remove(self) -> None:
+        self.clear()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_name(self._gateway), dir_fd=self._folder)
             os.fsync(self._folder)
+
+    def clear(self) -> None:
+        """Drafts of processes that were killed at them: there may be tokens in one."""
+        for left in os.listdir(self._folder):
+            if left.startswith(f".{_name(self._gateway)}."):
+                os.unlink(left, dir_fd=self._folder)
 
 
 def user_folder(variables: Mapping[str, str]) -> Path | None:
