@@ -32,10 +32,12 @@ def choose(
             f'<input type="hidden" name="user_code" value="{escape(user_code)}">'
         )
     fault = '<p class="fault" role="alert">That is not the code of this run.</p>'
+    # The first button is what Enter in the field would press: nobody, rather than the first person.
     body = f"""
 <h1>Who are you?</h1>
 <p><strong>{escape(client)}</strong> would like to act for you.</p>
 <form method="post" action="{escape(action)}" autocomplete="off">
+<button disabled hidden></button>
 {compare}
 <label for="code">Code of this run <small>shown by <kbd>chadburn demo</kbd></small></label>
 {fault if wrong_code else ""}

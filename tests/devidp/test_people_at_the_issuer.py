@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -84,6 +85,14 @@ async def test_each_person_gives_what_they_have(
 async def test_who_has_nothing_of_it_gives_nothing(at: Issuing) -> None:
     answer = landed(await at.pick("vera", scope="openid admin:pause"))
     assert (answer["error"], answer["state"], answer["iss"]) == ("access_denied", "s", URL)
+
+
+async def test_enter_in_the_field_picks_nobody(at: Issuing) -> None:
+    """A browser presses a form's first button then, unless that is disabled."""
+    page = await at.authorize()
+    first = re.search(r"<button[^>]*>", page.text)
+    assert first is not None
+    assert first.group() == "<button disabled hidden>"
 
 
 async def test_saying_no(at: Issuing) -> None:
