@@ -337,6 +337,9 @@ async def test_the_pages_of_problems(gate: Gateway) -> None:
         assert page.status_code == 200
         assert page.headers["content-type"].startswith("text/html")
         assert entry.title[:5] in page.text
+        assert "`" not in page.text
+    page = await gate.http.get("/problems/schema-violation")
+    assert "<code>errors</code>" in page.text
 
 
 async def test_secrets_sent_anywhere_come_back_nowhere(logged: io.StringIO, gate: Gateway) -> None:

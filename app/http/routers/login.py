@@ -231,6 +231,8 @@ def _chooser(house: Rooms, return_to: str | None) -> str:
         for choice in _choices(house, return_to)
     )
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Log in - Chadburn'
-        f"</title></head><body><h1>Log in</h1><ul>{links}</ul></body></html>"
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<title>Log in - Chadburn</title></head>"
+        f"<body><h1>Log in</h1><ul>{links}</ul></body></html>"
     )

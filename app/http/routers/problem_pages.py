@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 
 from fastapi import APIRouter
@@ -46,14 +47,20 @@ async def explain_problem(slug: str) -> Response:
 def _explained(reason: str, entry: Reason) -> str:
     return (
         f"<h1>{escape(entry.title)}</h1><p><code>{reason}</code></p>"
-        f"<p>{escape(entry.meaning)}</p><h2>What to do</h2><p>{escape(entry.todo)}</p>"
+        f"<p>{_prose(entry.meaning)}</p><h2>What to do</h2><p>{_prose(entry.todo)}</p>"
         '<p><a href="/problems">All problems</a></p>'
     )
+
+
+def _prose(text: str) -> str:
+    """What stands between backticks in the catalogue is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _page(title: str, body: str) -> Response:
     content = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)} - Chadburn</title></head><body>{body}</body></html>"
     )
     return HTMLResponse(content, headers=_CACHED)
