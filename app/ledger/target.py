@@ -37,7 +37,7 @@ class Target:
         except OSError:  # not to be looked at
             found = True
         if not found:
-            raise SchemaBehind("there is no ledger there yet")
+            raise SchemaBehind(f"there is no ledger at {self.path} yet")
         # To read in a database of this kind takes writing too: readers enter themselves in a file
         # beside it.
         if not (os.access(self.path, os.R_OK | os.W_OK) and os.access(self.path.parent, os.W_OK)):

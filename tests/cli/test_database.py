@@ -29,7 +29,8 @@ def config(tmp_path: Path) -> str:
 def test_a_ledger_is_missing_then_made_then_current(run: Run, config: str, tmp_path: Path) -> None:
     missing = run("db", "check", "--config", config)
     assert missing.code == 6
-    assert missing.err == "chadburn: there is no ledger there yet: chadburn db upgrade\n"
+    absent = f"there is no ledger at {tmp_path / 'data' / 'chadburn.db'} yet"
+    assert missing.err == f"chadburn: {absent}: chadburn db upgrade\n"
     assert not (tmp_path / "data").exists()
     made = run("db", "upgrade", "--config", config)
     head = ReleaseSchema().head
@@ -67,7 +68,8 @@ def test_what_is_only_looked_for_is_not_made(
     (tmp_path / "data").mkdir()
     missing = run("db", *verb, "--config", config)
     assert (missing.code, missing.out) == (6, "")
-    assert missing.err == "chadburn: there is no ledger there yet: chadburn db upgrade\n"
+    absent = f"there is no ledger at {tmp_path / 'data' / 'chadburn.db'} yet"
+    assert missing.err == f"chadburn: {absent}: chadburn db upgrade\n"
     assert os.listdir(tmp_path / "data") == []
 
 
