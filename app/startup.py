@@ -57,6 +57,8 @@ EXIT_LEDGER_IN_USE = 12
 EXIT_DATABASE = 13
 EXIT_SCHEMA = 14
 
+_POLICY_SETTLES_S = 0.5
+
 
 class StartupRefused(Exception):
     """One line for whoever starts the process, and the exit code. Holds no secret."""
@@ -224,7 +226,7 @@ def policy_of(settings: Settings, issuers: tuple[IssuerConfig, ...]) -> LivePoli
     """Raises StartupRefused with all faults of the file."""
     known = {issuer.issuer: bool(issuer.group_claims) for issuer in issuers}
     try:
-        return LivePolicy(settings.policy_file, known)
+        return LivePolicy(settings.policy_file, known, settle_s=_POLICY_SETTLES_S)
     except PolicyRefused as refused:
         line = f"policy_file {settings.policy_file}: {refused}"
         raise StartupRefused(line, EXIT_SETTINGS) from refused

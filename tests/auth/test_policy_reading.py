@@ -316,6 +316,25 @@ def test_a_file_that_grows_too_large_is_refused_and_one_that_is_gone_says_so(
     assert live.look() == "unchanged"
 
 
+def test_half_a_file_that_is_a_policy_by_itself_never_counts(tmp_path: Path) -> None:
+    head = '[[rules]]\nname = "a"\nscopes = "as_granted"\nengines = "all"\n[rules.who]\n'
+    half = f'{head}issuer = "https://a.test"\n'
+    whole = f'{half}subject = "ada"\n'
+    read_policy(half.encode())  # for everybody of that issuer
+    path = tmp_path / "policy.toml"
+    path.write_text(MINIMAL)
+
+    def written_on(_: float) -> None:
+        path.write_text(whole)
+
+    live = LivePolicy(path, settle_s=1.0, sleep=written_on)
+    path.write_text(half)
+    assert (live.look(), live.ok) == ("unchanged", True)
+    assert live.policy == read_policy(MINIMAL.encode())
+    assert live.look() == "loaded"
+    assert live.policy == read_policy(whole.encode())
+
+
 def test_a_pipe_in_the_file_s_place_is_refused_and_keeps_nobody(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(MINIMAL)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -23,9 +24,19 @@ class LivePolicy:
     replaced one may have the times of the old.
     """
 
-    def __init__(self, path: Path | None, issuers: Mapping[str, bool] | None = None) -> None:
-        """Reads the file. `issuers`: as `read_policy`. Raises PolicyRefused."""
+    def __init__(
+        self,
+        path: Path | None,
+        issuers: Mapping[str, bool] | None = None,
+        *,
+        settle_s: float = 0.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Reads the file. `issuers`: as `read_policy`. `settle_s`: how long a new content has to
+        stay what it is before it counts. Raises PolicyRefused."""
         self._path = path
+        self._settle_s = settle_s
+        self._sleep = sleep
         self._issuers = issuers
         self._seen: bytes | None = None
         self.policy: Policy | None = None
@@ -48,11 +59,13 @@ class LivePolicy:
 
     def look(self) -> Outcome:
         """Read the file again. One with a fault, or none, changes nothing: what was in force stays
-        so, and `faults` says why. Blocks for as long as the disk takes."""
+        so, and `faults` says why. Blocks for as long as the disk takes, and `settle_s`."""
         if self._path is None:
             return "unchanged"
         seen, faults = self._seen, self.faults
         try:
+            if self._is_being_written(self._path):
+                return "unchanged"  # looked at again the next time
             policy = self._read(self._path)
         except PolicyRefused as refused:
             self.faults = refused.faults
@@ -63,22 +76,35 @@ class LivePolicy:
         self.policy = policy
         return "loaded"
 
+    def _is_being_written(self, path: Path) -> bool:
+        """Half of a file may be a policy too: one whose rules are for more callers, and engines,
+        than they are when all is there."""
+        content = self._content(path)
+        if self._settle_s <= 0 or hashlib.sha256(content).digest() == self._seen:
+            return False
+        self._sleep(self._settle_s)
+        return self._content(path) != content
+
     def _read(self, path: Path) -> Policy:
         """Raises PolicyRefused."""
-        try:
-            with open(path, "rb", opener=_at_once) as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    self._seen = None
-                    raise PolicyRefused([Fault("file", "is no file but something else")])
-                content = file.read(MAX_BYTES + 1)
-        except OSError as error:
-            self._seen = None
-            raise PolicyRefused([Fault("file", f"can't be read: {error.strerror}")]) from None
+        content = self._content(path)
         digest = hashlib.sha256(content).digest()
         if digest == self._seen and self.policy is not None and not self.faults:
             return self.policy
         self._seen = digest
         return read_policy(content, self._issuers)
+
+    def _content(self, path: Path) -> bytes:
+        """Raises PolicyRefused."""
+        try:
+            with open(path, "rb", opener=_at_once) as file:
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    return file.read(MAX_BYTES + 1)
+        except OSError as error:
+            self._seen = None
+            raise PolicyRefused([Fault("file", f"can't be read: {error.strerror}")]) from None
+        self._seen = None
+        raise PolicyRefused([Fault("file", "is no file but something else")])
 
 
 def _at_once(path: str, flags: int) -> int:
