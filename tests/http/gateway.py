@@ -29,6 +29,7 @@ from app.http.server import GatewayServer, bound
 from app.ledger.values import AuditEntry
 from app.main import create_app
 from app.settings import IssuerSettings, Settings
+from tests.doubles.empty_ledger import place_empty_ledger
 from tests.http.scripted_engine import ScriptedEngine, scripted_engine
 
 ADMIN = "urn:test:admin"
@@ -158,6 +159,8 @@ async def gateway(
                 **changes,
             }
         )
+        if settings.database_url is None:
+            await place_empty_ledger(data_dir / "chadburn.db")
         closing = Closing()
         app = create_app(settings, closing=closing)
         ready = asyncio.Event()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.ledger import Ledger
+from tests.doubles.empty_ledger import place_empty_ledger
 from tests.ledger.samples import SetClock
 
 
@@ -27,6 +28,8 @@ def clock() -> SetClock:
 
 @pytest.fixture
 async def ledger(ledger_url: str, clock: SetClock) -> AsyncIterator[Ledger]:
+    if not ledger_url.startswith("postgresql"):
+        await place_empty_ledger(Path(ledger_url.partition(":///")[2]))
     opened = await Ledger.open(ledger_url, clock=clock, migrate=True)
     try:
         yield opened
