@@ -19,6 +19,7 @@ WAIT_S = 15.0
 """For a connection to come free: fifty who write at once on SQLite wait for one another."""
 
 _BUSY_TIMEOUT_MS = 10_000
+_CACHE_KB = 16_000
 
 # A connection that went dead without a word is given up within half a minute.
 _LIBPQ_DEFAULTS = {
@@ -45,6 +46,8 @@ _PRAGMAS: dict[str, tuple[str | int, str | int]] = {
     "journal_mode": ("WAL", "wal"),
     "synchronous": ("FULL", 2),
     "busy_timeout": (_BUSY_TIMEOUT_MS, _BUSY_TIMEOUT_MS),
+    # The upper pages of the indexes of a long ledger, which 2 MB do not hold.
+    "cache_size": (-_CACHE_KB, -_CACHE_KB),
 }
 
 
@@ -82,6 +85,8 @@ def make_blocking_engine(
         # One thread at a time, but not always the same one.
         options["connect_args"] = {**options["connect_args"], "check_same_thread": False}
         options["poolclass"] = QueuePool
+        # Each has a cache of its own: the one that was used last has what is asked for next.
+        options["pool_use_lifo"] = True
     with _driver():
         engine = create_engine(url, **options)
     _configure(engine, migrating=False)
