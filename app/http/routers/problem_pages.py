@@ -9,7 +9,8 @@ from fastapi import APIRouter
 from starlette.responses import HTMLResponse, Response
 
 from app.auth.requires import Public
-from app.http.reasons import CATALOGUE, Reason, slug_of
+from app.http.reason import Reason
+from app.http.reasons import CATALOGUE, slug_of
 from app.http.refusals import NotThere
 from app.http.replies import problem_entry
 from app.http.route import EdgeRoute
