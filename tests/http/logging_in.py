@@ -129,3 +129,12 @@ async def site(
             yield made
         finally:
             await made.aclose()
+
+
+@asynccontextmanager
+async def two_issuers(folder: Path, provider: RealProvider) -> AsyncIterator[Site]:
+    """People may log in at the development issuer, `dev`, too."""
+    secret = secret_file(folder / "secrets", "dev", "s" * 40)
+    login = {"client_id": "dashboard", "name": "dev", "client_secret_file": secret}
+    async with site(folder, provider, trust={"login": login}) as made:
+        yield made
