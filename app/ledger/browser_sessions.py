@@ -18,6 +18,10 @@ from app.ledger.tables import browser_sessions as table
 from app.ledger.values import AuditEntry
 
 _AT_ONCE = 1_000
+SESSION_REPLACED = "SESSION_REPLACED"
+"""A login in the same browser took its place."""
+SESSIONS_TOO_MANY = "SESSIONS_TOO_MANY"
+"""Its person has newer ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +74,21 @@ class BrowserSessions:
         session: StoredSession,
         *,
         audit: AuditEntry,
+        ended: Callable[[Actor, str], AuditEntry],
         instead_of: Sequence[str] = (),
         most: int,
     ) -> None:
         """`instead_of`: digests of sessions that end with it. Of its person's sessions the `most`
-        newest stay."""
+        newest stay. `ended`: the entry for each that ends, of whom and for what reason."""
+
+        async def end(write: Write, reason: str, *which: ColumnElement[bool]) -> None:
+            for actor, in_time in await _delete(write, *which, now=session.started_at):
+                if in_time:
+                    await write_entry(write, ended(actor, reason))
 
         async def work(write: Write) -> None:
             if instead_of:
-                await write.connection.execute(delete(table).where(table.c.digest.in_(instead_of)))
+                await end(write, SESSION_REPLACED, table.c.digest.in_(instead_of))
             await write.connection.execute(insert(table).values(_values(session)))
             newest = (
                 select(table.c.digest)
@@ -88,8 +98,8 @@ class BrowserSessions:
             )
             kept = [row.digest for row in await write.connection.execute(newest)]
             kept = [session.digest, *(one for one in kept if one != session.digest)][:most]
-            surplus = delete(table).where(*_same_person(session), table.c.digest.not_in(kept))
-            await write.connection.execute(surplus)
+            surplus = table.c.digest.not_in(kept)
+            await end(write, SESSIONS_TOO_MANY, *_same_person(session), surplus)
             await write_entry(write, audit)
 
         await self._database.write(work)
@@ -212,14 +222,9 @@ class BrowserSessions:
         async def work(write: Write) -> int | None:
             if not await claim_proof(write, logout.once, logout.until):
                 return None
-            gone = (
-                delete(table)
-                .where(*named)
-                .returning(table.c.issuer, table.c.subject, table.c.client_id)
-            )
-            ended = (await write.connection.execute(gone)).all()
-            for row in ended:
-                await write_entry(write, audit(Actor(row.issuer, row.subject, row.client_id)))
+            ended = await _delete(write, *named, now=self._clock.now())
+            for actor, _ in ended:
+                await write_entry(write, audit(actor))
             return len(ended)
 
         return await self._database.write(work)
@@ -240,6 +245,21 @@ class BrowserSessions:
             return (await write.connection.execute(gone)).rowcount >= _AT_ONCE
 
         return await self._database.write(work)
+
+
+async def _delete(
+    write: Write, *which: ColumnElement[bool], now: datetime
+) -> list[tuple[Actor, bool]]:
+    """Whose they were, and whether their time was not up."""
+    gone = (
+        delete(table)
+        .where(*which)
+        .returning(table.c.issuer, table.c.subject, table.c.client_id, table.c.over_at)
+    )
+    return [
+        (Actor(row.issuer, row.subject, row.client_id), row.over_at > now)
+        for row in await write.connection.execute(gone)
+    ]
 
 
 def _same_person(session: StoredSession) -> tuple[ColumnElement[bool], ...]:

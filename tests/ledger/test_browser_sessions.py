@@ -39,7 +39,18 @@ def session(digest: str = "d1", **changes: Any) -> StoredSession:
 
 async def begin(ledger: Ledger, one: StoredSession, **more: Any) -> None:
     audit = entry("login", actor=one.actor)
-    await ledger.browser_sessions.begin(one, **{"audit": audit, "most": MOST, **more})
+    await ledger.browser_sessions.begin(
+        one, **{"audit": audit, "ended": ended, "most": MOST, **more}
+    )
+
+
+def ended(actor: Actor, reason: str) -> AuditEntry:
+    return entry("end_session", actor=actor, reason=reason)
+
+
+async def ends(ledger: Ledger) -> list[tuple[str, str | None]]:
+    rows = (await ledger.audit.page(AuditFilter(action="end_session"))).items
+    return [(row.entry.actor.subject, row.entry.reason) for row in rows if row.entry.actor]
 
 
 def logout(once: str = "word", **named: Any) -> ProviderLogout:
@@ -71,6 +82,14 @@ async def test_a_new_one_ends_those_it_takes_the_place_of(ledger: Ledger) -> Non
     await begin(ledger, session("new"), instead_of=["old", "never was"])
     assert await ledger.browser_sessions.get("old") is None
     assert await ledger.browser_sessions.get("new") is not None
+    assert await ends(ledger) == [("bob", "SESSION_REPLACED")]
+
+
+async def test_one_whose_time_was_up_ended_by_that(ledger: Ledger) -> None:
+    await begin(ledger, session("old"))
+    await begin(ledger, session("new", started_at=START + HOUR), instead_of=["old"])
+    assert await ledger.browser_sessions.get("old") is None
+    assert await ends(ledger) == []
 
 
 async def test_of_one_person_s_the_newest_stay(ledger: Ledger) -> None:
@@ -80,6 +99,7 @@ async def test_of_one_person_s_the_newest_stay(ledger: Ledger) -> None:
         await begin(ledger, session(f"d{number}", started_at=at))
     left = [one for one in range(MOST + 2) if await ledger.browser_sessions.get(f"d{one}")]
     assert left == [2, 3, 4]
+    assert await ends(ledger) == [("alice", "SESSIONS_TOO_MANY")] * 2
     assert await ledger.browser_sessions.get("bob's") is not None
     # Clocks that differ: the one that was just begun stays all the same.
     await begin(ledger, session("late", started_at=START - HOUR))

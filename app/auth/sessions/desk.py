@@ -89,6 +89,7 @@ class SessionDesk:
         await self._store.begin(
             session,
             audit=visitor.entry(now, "login", session.actor),
+            ended=lambda actor, reason: visitor.entry(now, "end_session", actor, reason),
             instead_of=[digest_of(one) for one in replaced],
             most=self._rules.most_of_person,
         )
