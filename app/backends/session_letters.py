@@ -50,9 +50,9 @@ def stage_request(
     match command.stage:
         case Chunk() as chunk:
             session.chunk.CopyFrom(_chunk(chunk))
-        case CommitSession(chunks=chunks):
-            session.commit.SetInParent()
-            session.commit.chunks = chunks
+        case CommitSession(chunks=chunks, weight_version=version):
+            named = {} if version is None else {"weight_version": version}
+            session.commit.CopyFrom(admin_pb2.WeightSessionCommit(chunks=chunks, **named))
         case AbortSession(reason=reason):
             session.abort.SetInParent()
             session.abort.reason = reason

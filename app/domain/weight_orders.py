@@ -20,7 +20,7 @@ from app.domain.kinds import (
     WeightsState,
 )
 from app.domain.operation import JsonObject, JsonValue
-from app.domain.weight_sessions import SessionWeights
+from app.domain.weight_sessions import SessionWeights, check_version
 from app.domain.weight_sources import (
     DistributedWeights,
     InlineWeights,
@@ -28,8 +28,6 @@ from app.domain.weight_sources import (
     source_document,
     source_of,
 )
-
-MAX_VERSION_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ class UpdateWeights(Command):
     check_finite: bool = False
 
     def __post_init__(self) -> None:
-        _check_version(self.weight_version)
+        check_version(self.weight_version, "/weight_version")
         if not self.components:
             raise fault("/components", "name at least one component")
         if len(set(self.components)) != len(self.components):
@@ -180,7 +178,7 @@ class SetWeightVersion(Command):
     weight_version: str
 
     def __post_init__(self) -> None:
-        _check_version(self.weight_version)
+        check_version(self.weight_version, "/weight_version")
 
     def document(self) -> JsonObject:
         return {**Command.document(self), "weight_version": self.weight_version}
@@ -196,12 +194,6 @@ class SetWeightVersion(Command):
         """Weights that are not valid have no name. Raises WeightsNotValid."""
         if facts.weights.state is not WeightsState.VALID:
             raise WeightsNotValid(f"weights are {facts.weights.state.value}")
-
-
-def _check_version(version: str) -> None:
-    if not version or not version.isprintable() or len(version) > MAX_VERSION_CHARS:
-        detail = f"must be 1 to {MAX_VERSION_CHARS} printable characters"
-        raise fault("/weight_version", detail)
 
 
 def _admission(document: JsonObject) -> AdmissionRule:

@@ -26,6 +26,7 @@ from app.domain.tensors import TensorSpec, check_unique
 
 MAX_CHUNKS = 65_536
 MAX_REASON_CHARS = 500
+MAX_VERSION_CHARS = 256
 _POINTER = "/source/session"
 _SESSION_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -334,17 +335,24 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class CommitSession:
     """`chunks`: how many were sent. If the engine has taken another number, nothing is committed
-    and the session is over."""
+    and the session is over. `weight_version` None: as the update said."""
 
     name: ClassVar[str] = "commit"
     chunks: int
+    weight_version: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight_version is not None:
+            check_version(self.weight_version, f"{_POINTER}/commit/weight_version")
 
     def document(self) -> dict[str, JsonValue]:
-        return {"chunks": self.chunks}
+        named = {} if self.weight_version is None else {"weight_version": self.weight_version}
+        return {"chunks": self.chunks, **named}
 
     @classmethod
     def of(cls, document: JsonObject) -> CommitSession:
-        return cls(cast("int", document["chunks"]))
+        version = cast("str | None", document.get("weight_version"))
+        return cls(cast("int", document["chunks"]), version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,6 +418,12 @@ def stage_of(document: JsonObject) -> Stage:
     """Reads back what `stage_document` wrote. KeyError or ValueError: not written by it."""
     ((name, parts),) = document.items()
     return _STAGES[name](cast("JsonObject", parts))
+
+
+def check_version(version: str, pointer: str) -> None:
+    """What weights may be called. Raises InvalidArgument."""
+    if not version or not version.isprintable() or len(version) > MAX_VERSION_CHARS:
+        raise fault(pointer, f"must be 1 to {MAX_VERSION_CHARS} printable characters")
 
 
 def check_session_id(session_id: str) -> None:

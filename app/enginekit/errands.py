@@ -10,7 +10,7 @@ from typing import Protocol
 from app.domain.commands import Command
 from app.domain.operation import JsonObject, JsonValue, Operation, OperationWarning, Progress
 from app.domain.transitions import Fact
-from app.enginekit.phases import Interrupts, OnEachRank
+from app.enginekit.phases import BeforePrepare, Interrupts
 from app.enginekit.records import NO_CHANGE, Change, Counters
 from app.enginekit.runtime import Conclusion, EngineDescription, Flushed, Observation, Runtime
 from app.enginekit.sessions import OpenSession
@@ -40,7 +40,7 @@ class OverRanks(Protocol):
         *,
         part: str = "",
         before_commit: Callable[[], Awaitable[None]] | None = None,
-        before_prepare: Callable[[OnEachRank], Awaitable[None]] | None = None,
+        before_prepare: BeforePrepare | None = None,
         rescue: bool = False,
     ) -> Conclusion:
         """`command` None: the order itself. `part` names a way over the ranks that is not the

@@ -16,10 +16,10 @@ from app.enginekit.carrying_out import CARRYING_OUT
 from app.enginekit.errands import Ending, Errand
 from app.enginekit.journal import LiveOperation
 from app.enginekit.phases import (
+    BeforePrepare,
     CancelAsked,
     DeadlinePassed,
     Interrupts,
-    OnEachRank,
     OrderFailed,
     Report,
     Timings,
@@ -135,7 +135,7 @@ class Execution:
         *,
         part: str = "",
         before_commit: Callable[[], Awaitable[None]] | None = None,
-        before_prepare: Callable[[OnEachRank], Awaitable[None]] | None = None,
+        before_prepare: BeforePrepare | None = None,
         rescue: bool = False,
     ) -> Conclusion:
         operation_id = self._live.operation.id

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from app.domain.command import Command
 from app.domain.kinds import FailureEffect
 from app.domain.operation import OperationError
 from app.domain.ranks import RankReport, RankState
@@ -24,6 +25,8 @@ Report = Callable[[RankReport], Awaitable[None]]
 Step = Callable[[Order, int], Awaitable[None]]
 OnEachRank = Callable[[Step], Awaitable[None]]
 """A step on all ranks at once, which can be cancelled. What it raises is for the `TwoPhase`."""
+BeforePrepare = Callable[[OnEachRank], Awaitable[Command]]
+"""Gives the order that is then to be prepared."""
 
 
 class CancelAsked(Exception):
@@ -122,7 +125,7 @@ class TwoPhase:
         report: Report,
         timings: Timings,
         before_commit: Callable[[], Awaitable[None]] | None = None,
-        before_prepare: Callable[[OnEachRank], Awaitable[None]] | None = None,
+        before_prepare: BeforePrepare | None = None,
     ) -> None:
         self._runtime = runtime
         self._order = order
@@ -141,7 +144,8 @@ class TwoPhase:
         rollback that is not complete is always OrderFailed with `not_rolled_back`."""
         try:
             if self._before_prepare is not None:
-                await self._before_prepare(self._on_each_rank)
+                command = await self._before_prepare(self._on_each_rank)
+                self._order = replace(self._order, command=command)
             await self._phase(self._runtime.prepare, RankState.PREPARED, cancellable=True)
             if self._before_commit is not None:
                 await self._before_commit()

@@ -77,7 +77,9 @@ def _stage(session: admin_pb2.WeightSession) -> Stage:
         case "chunk":
             return Chunk(session.chunk.index, _payload(session.chunk))
         case "commit":
-            return CommitSession(session.commit.chunks)
+            commit = session.commit
+            named = commit.HasField("weight_version")
+            return CommitSession(commit.chunks, commit.weight_version if named else None)
         case _:
             return AbortSession(session.abort.reason)
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import cast
+
+from app.domain.command import Command
+from app.domain.commands import UpdateWeights
 from app.domain.kinds import FailureEffect
 from app.domain.operation import OperationError
 from app.domain.ranks import RankState
@@ -17,8 +22,9 @@ from app.enginekit.sessions import OpenSession
 _LOOK_S = 0.5
 
 
-async def stage_pieces(errand: Errand, on_each_rank: OnEachRank) -> None:
-    """Until the caller has sent COMMIT and all its pieces are staged on every rank.
+async def stage_pieces(errand: Errand, on_each_rank: OnEachRank) -> Command:
+    """Until the caller has sent COMMIT and all its pieces are staged on every rank. What is then
+    to be committed: the order, with the version that COMMIT names if it names one.
 
     Raises OrderFailed, CancelAsked, DeadlinePassed; none of the live weights is touched.
     """
@@ -45,6 +51,15 @@ async def stage_pieces(errand: Errand, on_each_rank: OnEachRank) -> None:
         raise
     if session.commit.chunks != session.accepted:
         raise OrderFailed(_miscounted(session.commit.chunks, session.accepted))
+    return named_by(session, cast("UpdateWeights", errand.command))
+
+
+def named_by(session: OpenSession | None, command: UpdateWeights) -> UpdateWeights:
+    """The update with the version that the COMMIT of its session names."""
+    commit = None if session is None else session.commit
+    if commit is None or commit.weight_version is None:
+        return command
+    return replace(command, weight_version=commit.weight_version)
 
 
 def _staging(runtime: WeightSessionRuntime, chunk: Chunk) -> Step:

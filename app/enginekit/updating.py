@@ -13,7 +13,7 @@ from app.enginekit.errands import Ending, Errand, flushed_rows
 from app.enginekit.pausing import PAUSE_NOT_LIFTED, OwnPause
 from app.enginekit.records import REVISION, Counters
 from app.enginekit.runtime import Conclusion, Observation
-from app.enginekit.staging import stage_pieces
+from app.enginekit.staging import named_by, stage_pieces
 
 _CACHE_KEPT = OperationWarning(
     "CACHE_KEPT",
@@ -45,6 +45,7 @@ async def update_weights(errand: Errand) -> Ending:
             before_prepare=partial(stage_pieces, errand) if errand.session else None,
             before_commit=before_commit,
         )
+    command = named_by(errand.session, command)
     lifted = await own.lift(errand)
     kept = command.cache_policy is CachePolicy.KEEP
     updates = state.weights.updates_since_flush + 1 if kept else 0

@@ -11,6 +11,7 @@ from app.domain.errors import InvalidArgument
 from app.domain.kinds import CollectiveBackend
 from app.domain.weight_sessions import (
     MAX_CHUNKS,
+    MAX_VERSION_CHARS,
     AbortSession,
     Chunk,
     CommitSession,
@@ -30,6 +31,9 @@ from app.domain.weight_sessions import (
 from app.http.bodies import BIGGEST, Address, Body, Count, Words, sequence
 from app.http.tensor_bodies import ONE_LINE, GroupRank, Path, TensorName, TensorSpecBody
 
+WeightVersion = Annotated[
+    str, StringConstraints(min_length=1, max_length=MAX_VERSION_CHARS, pattern=ONE_LINE)
+]
 SessionId = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,128}$")]
 Positive = Annotated[int, Field(ge=1, le=BIGGEST)]
 Hex = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2}){1,4096}$")]
@@ -174,6 +178,9 @@ class CommitBody(Body):
     chunks: Annotated[int, Field(ge=0, le=MAX_CHUNKS)] = Field(
         description="How many were sent. If another number was taken, nothing is committed."
     )
+    weight_version: WeightVersion | None = Field(
+        None, description="What the new weights are called; else as the update said."
+    )
 
 
 class AbortBody(Body):
@@ -210,8 +217,8 @@ class SessionSourceBody(Body):
                 return None
             case ChunkBody() as chunk, None, None:
                 return Chunk(chunk.index, chunk.payload())
-            case None, CommitBody(chunks=chunks), None:
-                return CommitSession(chunks)
+            case None, CommitBody(chunks=chunks, weight_version=version), None:
+                return CommitSession(chunks, version)
             case None, None, AbortBody(reason=reason):
                 return AbortSession(reason)
             case _:

@@ -22,7 +22,7 @@ from app.domain.kinds import (
     NewRequests,
     PauseMode,
 )
-from app.domain.weight_orders import MAX_VERSION_CHARS, AdmissionRule
+from app.domain.weight_orders import AdmissionRule
 from app.domain.weight_sessions import SessionStage
 from app.domain.weight_sources import (
     DiskWeights,
@@ -35,8 +35,8 @@ from app.domain.weight_sources import (
     WeightSource,
 )
 from app.http.bodies import BIGGEST, Address, Body, Count, OrderBody, sequence
-from app.http.session_bodies import SessionSourceBody
-from app.http.tensor_bodies import ONE_LINE, GroupRank, Path, TensorName, TensorSpecBody
+from app.http.session_bodies import SessionSourceBody, WeightVersion
+from app.http.tensor_bodies import GroupRank, Path, TensorName, TensorSpecBody
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Epoch = Annotated[int, Field(ge=1, le=BIGGEST)]
@@ -205,11 +205,6 @@ class UnderPauseBody(Body):
     pause_epoch: Epoch | None = Field(
         None, description="Refused unless it is the latest pause; absent: whichever is in force."
     )
-
-
-WeightVersion = Annotated[
-    str, StringConstraints(min_length=1, max_length=MAX_VERSION_CHARS, pattern=ONE_LINE)
-]
 
 
 class SetWeightVersionBody(OrderBody):

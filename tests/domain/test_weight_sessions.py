@@ -78,7 +78,9 @@ payloads: st.SearchStrategy[Payload] = st.one_of(
 )
 stages: st.SearchStrategy[Stage] = st.one_of(
     st.builds(Chunk, st.integers(0, MAX_CHUNKS - 1), payloads),
-    st.builds(CommitSession, st.integers(0, MAX_CHUNKS)),
+    st.builds(
+        CommitSession, st.integers(0, MAX_CHUNKS), st.none() | st.sampled_from(("v2", "step 7"))
+    ),
     st.builds(AbortSession, labels),
 )
 
@@ -107,6 +109,8 @@ MALFORMED: list[tuple[Callable[[], object], str]] = [
     (lambda: SessionWeights("s" * 129, DiskTransfer("/x")), "/source/session/session_id"),
     (lambda: SessionWeights("s", DiskTransfer("/x"), 0), "/source/session/begin/lease_ms"),
     (lambda: SessionStage("", CommitSession(0)), "/source/session/session_id"),
+    (lambda: CommitSession(0, ""), "/source/session/commit/weight_version"),
+    (lambda: CommitSession(0, "a\nb"), "/source/session/commit/weight_version"),
     (lambda: DiskTransfer(""), "/source/session/begin/disk/path"),
     (lambda: DiskTransfer("a\0b"), "/source/session/begin/disk/path"),
     (lambda: replace(GROUP, address=""), "/source/session/begin/nccl/address"),

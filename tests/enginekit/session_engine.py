@@ -76,8 +76,11 @@ class Sender:
         }
         return self._stage(chunk=pb.WeightSessionChunk(index=index, **payload), **fields)
 
-    def commit(self, chunks: int, **fields: Any) -> pb.UpdateWeightsRequest:
-        return self._stage(commit=pb.WeightSessionCommit(chunks=chunks), **fields)
+    def commit(
+        self, chunks: int, version: str | None = None, **fields: Any
+    ) -> pb.UpdateWeightsRequest:
+        commit = pb.WeightSessionCommit(chunks=chunks, weight_version=version)
+        return self._stage(commit=commit, **fields)
 
     def abort(self, reason: str = "", **fields: Any) -> pb.UpdateWeightsRequest:
         return self._stage(abort=pb.WeightSessionAbort(reason=reason), **fields)

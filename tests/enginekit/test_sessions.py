@@ -112,6 +112,17 @@ async def test_the_pieces_make_one_operation(
     assert not profile.state.open_operations
 
 
+async def test_the_version_may_be_said_at_the_end(
+    client: Client, sender: Sender, engine: SessionEngine
+) -> None:
+    await sender.begun()
+    await sender.sent(sender.chunk(0, COMPLETE))
+    updated = (await client.completed(sender.commit(1, "step-7"))).update_weights
+    assert (updated.weight_version, updated.previous_weight_version) == ("step-7", "v1")
+    assert [one.sha256 for one in updated.evidence] == [checksum(rank, "step-7") for rank in (0, 1)]
+    assert (await client.profile()).state.weights.version == "step-7"
+
+
 async def test_each_call_is_safe_to_repeat(
     client: Client, sender: Sender, engine: SessionEngine
 ) -> None:

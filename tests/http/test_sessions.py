@@ -49,8 +49,8 @@ def chunk(index: int, *files: str, session_id: str = "s1") -> dict[str, Any]:
     return stage(session_id, chunk={"index": index, "disk": {"files": names}})
 
 
-def commit(chunks: int) -> dict[str, Any]:
-    return stage(commit={"chunks": chunks})
+def commit(chunks: int, **more: str) -> dict[str, Any]:
+    return stage(commit={"chunks": chunks, **more})
 
 
 async def taken(full: Full, body: dict[str, Any], **headers: str) -> dict[str, Any]:
@@ -102,6 +102,14 @@ async def test_the_calls_make_one_operation(full: Full, engine: SessionEngine) -
     assert [one["id"] for one in listed.json()["items"]] == [operation_id]
     facts = await full.facts()
     assert (facts["weights"]["version"], facts["admission"]) == ("v2", "open")
+
+
+async def test_the_version_may_be_said_at_the_end(full: Full) -> None:
+    await taken(full, begin())
+    await taken(full, chunk(0, COMPLETE))
+    done = await taken(full, commit(1, weight_version="step-7"), Prefer="wait=20")
+    assert (done["state"], done["result"]["weight_version"]) == ("succeeded", "step-7")
+    assert (await full.facts())["weights"]["version"] == "step-7"
 
 
 async def test_each_call_is_safe_to_repeat(full: Full, engine: SessionEngine) -> None:

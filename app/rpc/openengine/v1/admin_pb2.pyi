@@ -1355,18 +1355,26 @@ class WeightSessionCommit(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHUNKS_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     chunks: _builtins.int
     """How many chunks the caller sent; a difference aborts."""
+    weight_version: _builtins.str
+    """What the new weights are called, where that is not known before; absent: as BEGIN said. The
+    result of the operation tells the version that became the engine's.
+    """
     def __init__(
         self,
         *,
         chunks: _builtins.int = ...,
+        weight_version: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "weight_version", b"weight_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version", "chunks", b"chunks", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__weight_version: _TypeAlias = _typing.Literal["weight_version"]  # noqa: Y015
+    _WhichOneofArgType__weight_version: _TypeAlias = _typing.Literal["_weight_version", b"_weight_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight_version) -> _WhichOneofReturnType__weight_version | None: ...
 
 Global___WeightSessionCommit: _TypeAlias = WeightSessionCommit  # noqa: Y015
 
@@ -1397,7 +1405,7 @@ class WeightSession(_message.Message):
     operation by any of the keys.
 
     BEGIN says all that an update says. The other stages leave weight_version, cache_policy,
-    components, admission, check_finite and deadline_ms out: they were said. What has become of the
+    components, admission, check_finite and deadline_ms of the update out: they were said. What has become of the
     chunks is told by progress events of the unit `chunks`: `done` are staged on every rank, `total`
     are accepted.
     """
