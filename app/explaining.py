@@ -20,13 +20,12 @@ from app.auth.tokens.issuers import IssuerConfig
 from app.auth.tokens.verifier import TokenVerifier
 from app.clock import Clock
 from app.domain.kinds import OperationKind
-from app.http.api import found_route
+from app.http.api import OF_THE_KIND, found_route
 from app.http.route import RouteFound
 from app.settings import Settings
 from app.startup import issuers_of, policy_of
 
 _TIMEOUT_S = 5.0
-_OF_THE_KIND = frozenset({"cancel", "settle"})
 _REGISTERING = "register_engine"
 
 
@@ -107,10 +106,10 @@ def answer_to(
     if route is None or route.need is None:
         return Answer(route, None)
     need = route.need
-    if route.name in _OF_THE_KIND and question.kind is not None:
+    if route.name in OF_THE_KIND and question.kind is not None:
         need = Need((*need.scopes, question.kind.scope), need.person)
     found = explain(caller, policy, need.scopes, _named(route, question))
-    if route.name in _OF_THE_KIND and question.kind is None and found.verdict is Verdict.ALLOWED:
+    if route.name in OF_THE_KIND and question.kind is None and found.verdict is Verdict.ALLOWED:
         found = replace(found, verdict=Verdict.DEPENDS, reason="on the operation's kind")
     clients_too = settings.clients_may_settle
     if policy is not None and policy.clients_may_settle is not None:

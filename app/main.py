@@ -21,6 +21,7 @@ import httpx2
 from fastapi import FastAPI
 from prometheus_client import start_http_server
 
+from app.auth.identities.known import Identities
 from app.auth.requires import Gate
 from app.auth.sessions.house import open_house
 from app.auth.tokens.dpop import PROOF_ALGORITHMS
@@ -32,8 +33,9 @@ from app.clock import Clock, IdSource, SystemClock, uuid7
 from app.domain.engine import Registration
 from app.domain.events import TERMINAL_EVENTS
 from app.http.allowances import Allowances
-from app.http.api import ApiSettings, build_api
+from app.http.api import OF_THE_KIND, ApiSettings, build_api
 from app.http.closing import Closing
+from app.http.listening import Listening, ListenRefused, bound_at, listening
 from app.http.policing import follow_policy
 from app.http.readiness import look_at_engines
 from app.http.records import record_refused_callers
@@ -41,7 +43,7 @@ from app.http.rooms import EdgeSettings, OpenStreams, Rooms
 from app.http.roster import Roster
 from app.http.route import EdgeRoute, declaration_of, refuse_undeclared
 from app.http.routers.identity import metadata_url
-from app.http.server import GatewayServer, bound
+from app.http.server import GatewayServer
 from app.http.tail import Tail
 from app.http.waiting import Waiting
 from app.ledger.ledger import Ledger
@@ -68,6 +70,7 @@ from app.startup import (
     EXIT_ADDRESS,
     StartupRefused,
     checked,
+    identities_of,
     opened_ledger,
     prepare_data_dir,
     retention_of,
@@ -157,16 +160,27 @@ def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> 
     """
     configure_logging(settings.log_level, settings.log_format)
     try:
-        with _bound(settings.host, settings.port) as listener:
+        with (
+            bound_at(settings.host, settings.port) as listener,
+            listening(identities_of(settings)) as others,
+        ):
             at = settings.model_copy(update={"port": listener.getsockname()[1]})
-            asyncio.run(_serve(at, listener, ready or _print_address))
+            asyncio.run(_serve(at, listener, others, ready or _print_address))
+    except ListenRefused as refused:
+        print(f"chadburn: {refused}", file=sys.stderr)
+        return EXIT_ADDRESS
     except StartupRefused as refused:
         print(f"chadburn: {refused.line}", file=sys.stderr)
         return refused.exit_code
     return 0
 
 
-async def _serve(settings: Settings, listener: socket.socket, ready: Callable[[str], None]) -> None:
+async def _serve(
+    settings: Settings,
+    listener: socket.socket,
+    others: Listening,
+    ready: Callable[[str], None],
+) -> None:
     closing = Closing()
     app = create_app(settings, closing=closing)
     server = GatewayServer(
@@ -178,16 +192,9 @@ async def _serve(settings: Settings, listener: socket.socket, ready: Callable[[s
         send_timeout_s=settings.stream_send_timeout_s,
         max_connections=settings.max_connections,
         on_ready=lambda: ready(settings.base_url),
+        tls=others.tls_listeners(),
     )
-    await server.serve(sockets=[listener])
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    try:
-        return bound(host, port)
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno and error.errno > 0 else "no such address"
-        raise StartupRefused(f"cannot listen on {host}:{port}: {why}", EXIT_ADDRESS) from error
+    await server.serve(sockets=[listener, *others.sockets])
 
 
 def _print_address(url: str) -> None:
@@ -309,6 +316,7 @@ async def _opened(
                 policy,
                 dpop_at=settings.base_url if bound else None,
                 sessions=None if house is None else house.desk,
+                identities=Identities(meant.identities, clock) if meant.identities else None,
             ),
             "resource_metadata": metadata_url(settings.base_url),
         }
@@ -328,7 +336,13 @@ def _needs_of(app: FastAPI) -> Iterator[RouteNeed]:
         need = None if declared is None else declared.need
         scopes = None if need is None else tuple(scope.value for scope in need.scopes)
         for method in sorted(route.methods or ()):
-            yield RouteNeed(method, route.path, scopes, person=need is not None and need.person)
+            yield RouteNeed(
+                method,
+                route.path,
+                scopes,
+                person=need is not None and need.person,
+                of_kind=route.name in OF_THE_KIND,
+            )
 
 
 def _exposed(host: str, port: int, metrics: Metrics) -> Callable[[], None]:
@@ -399,7 +413,11 @@ def _edge_of(settings: Settings) -> EdgeSettings:
 
 def _hosts_of(settings: Settings) -> tuple[str, ...]:
     public = urlsplit(settings.base_url).hostname or ""
-    return (public, settings.host, *settings.allowed_hosts)
+    others: set[str] = set()
+    for one in settings.compat_identity:
+        # Who comes by a socket names no host in particular, and mostly this one.
+        others.add("localhost" if one.tls is None else one.tls.listen.rpartition(":")[0])
+    return (public, settings.host, *settings.allowed_hosts, *sorted(others))
 
 
 def _counting(ledger: Ledger, metrics: Metrics) -> Callable[[StoredEvent], Any]:

@@ -7,13 +7,14 @@ meant, and what somebody who answers for the gateway should know of.
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
 from app.auth.tokens.issuers import is_loopback_host, without_user
 from app.domain.engine import Registration
-from app.settings import CredentialSettings, IssuerSettings, Settings
+from app.settings import CompatIdentitySettings, CredentialSettings, IssuerSettings, Settings
 
 DOES_NOT_START = "DOES_NOT_START"
 _DAY_S = 86_400
@@ -26,12 +27,13 @@ _VERIFIED = ("verify-ca", "verify-full")
 @dataclass(frozen=True, slots=True)
 class RouteNeed:
     """`scopes` None: open to all; empty: any token that may administer at all. `person`: and it
-    has to be a person's."""
+    has to be a person's. `of_kind`: and the scope that the operation's own kind takes."""
 
     method: str
     path: str
     scopes: tuple[str, ...] | None
     person: bool = False
+    of_kind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,18 @@ class Trust:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """A caller of compatible endpoints that sends no token. `way`: what proves it. `engines`: in
+    words of the settings."""
+
+    name: str
+    way: str
+    place: str
+    scopes: tuple[str, ...]
+    engines: str
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """How an engine is reached."""
 
@@ -85,6 +99,7 @@ class Posture:
 
     listeners: tuple[Listener, ...]
     issuers: tuple[Trust, ...]
+    identities: tuple[Known, ...]
     routes: tuple[RouteNeed, ...]
     engines: tuple[Link, ...] | None
     warnings: tuple[Remark, ...]
@@ -101,12 +116,20 @@ def posture_of(
         *_of_listeners(settings),
         *_of_issuers(settings.issuers),
         *_of_callers(settings),
+        *_of_identities(settings),
         *_of_reach(settings),
         *_of_credentials(settings.engine_credentials),
         *_of_database(settings),
         *_of_links(links or ()),
     )
-    return Posture(_listeners(settings), _trusted(settings), table, links, warnings)
+    return Posture(
+        _listeners(settings),
+        _trusted(settings),
+        tuple(map(_known, settings.compat_identity)),
+        table,
+        links,
+        warnings,
+    )
 
 
 def _listeners(settings: Settings) -> tuple[Listener, ...]:
@@ -123,7 +146,29 @@ def _listeners(settings: Settings) -> tuple[Listener, ...]:
         address = _at(settings.metrics_host, settings.metrics_port)
         here = is_loopback_host(settings.metrics_host)
         found.append(Listener("metrics", address, here, plaintext=True, tokens=False))
+    for one in settings.compat_identity:
+        name = f"compat_identity {one.name}"
+        if one.unix_socket is not None:
+            path = str(one.unix_socket)
+            found.append(Listener(name, path, loopback=True, plaintext=True, tokens=True))
+        elif one.tls is not None:
+            here = is_loopback_host(_host_of(one.tls.listen))
+            found.append(Listener(name, one.tls.listen, here, plaintext=False, tokens=True))
     return tuple(found)
+
+
+def _known(one: CompatIdentitySettings) -> Known:
+    way, place = "secret_path", "the gateway's own listener, from this machine"
+    if one.unix_socket is not None:
+        way, place = "unix_socket", str(one.unix_socket)
+    elif one.tls is not None:
+        way, place = "mtls", f"{one.tls.listen}: {' '.join(one.tls.names)}"
+    engines = one.engines if isinstance(one.engines, str) else json.dumps(one.engines)
+    return Known(one.name, way, place, tuple(sorted(one.scopes)), engines)
+
+
+def _host_of(listen: str) -> str:
+    return listen.rpartition(":")[0].strip("[]")
 
 
 def _at(host: str, port: int) -> str:
@@ -219,6 +264,31 @@ def _of_callers(settings: Settings) -> Iterator[Remark]:
         )
     if settings.log_level == "debug":
         yield Remark("DEBUG_LOG", "log_level", "meant for looking for a fault, not for good")
+
+
+def _of_identities(settings: Settings) -> Iterator[Remark]:
+    for one in settings.compat_identity:
+        about = f"compat_identity {one.name}"
+        if one.secret_file is not None:
+            yield Remark(
+                "SECRET_IN_PATH",
+                about,
+                "whoever sees the address has the secret: it ends in settings, logs and process "
+                "lists of its clients",
+            )
+            if not is_loopback_host(urlsplit(settings.base_url).hostname or ""):
+                yield Remark(
+                    "SECRET_PATH_BEHIND_PROXY",
+                    about,
+                    "to the gateway a proxy on this machine is this machine; let it pass nothing "
+                    "below /compat on that has a ~ in it",
+                )
+        if one.engines == "all":
+            yield Remark("IDENTITY_ON_ALL_ENGINES", about, "name the engines that it is for")
+        if "admin:weights.unsafe" in one.scopes:
+            yield Remark(
+                "IDENTITY_UNSAFE", about, "without a token, it may have engines unpickle payloads"
+            )
 
 
 def _of_reach(settings: Settings) -> Iterator[Remark]:

@@ -127,6 +127,40 @@ class IssuerSettings(_Section):
     """None: nobody logs in with a browser there."""
 
 
+class ClientCertificateSettings(_Section):
+    """A listener for TLS that takes certificates by `client_ca`. PEM files. `listen`: `host:port`.
+    `names`: DNS names or URIs, of which a certificate has to have one."""
+
+    listen: str
+    certificate: Path
+    key: Path
+    client_ca: Path
+    names: tuple[str, ...] = Field(min_length=1)
+
+
+class CompatIdentitySettings(_Section):
+    """A caller of compatible endpoints that can't send a token, and the one thing that proves it.
+    `engines`: `all`, or as in a rule of the policy."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+    scopes: tuple[str, ...] = Field(min_length=1)
+    engines: Literal["all"] | dict[str, Any]
+    unix_socket: Path | None = None
+    uid: int | None = Field(default=None, ge=0)
+    """Who may use the socket. None: the user that the gateway runs as."""
+    secret_file: Path | None = None
+    tls: ClientCertificateSettings | None = None
+
+    @model_validator(mode="after")
+    def _one_proof(self) -> CompatIdentitySettings:
+        given = [one for one in (self.unix_socket, self.secret_file, self.tls) if one is not None]
+        if len(given) != 1:
+            raise ValueError("takes one of unix_socket, secret_file and tls")
+        if self.uid is not None and self.unix_socket is None:
+            raise ValueError("uid goes with unix_socket")
+        return self
+
+
 class ReachSettings(_Section):
     """Where engines may be. Nothing is reachable that is not named here: whoever sets one of
     these names all of them."""
@@ -224,6 +258,9 @@ class Settings(BaseSettings):
 
     browser_sessions: BrowserSessionSettings = BrowserSessionSettings()
     """Of people who log in with a browser, where an issuer has `login`."""
+
+    compat_identity: tuple[CompatIdentitySettings, ...] = ()
+    """Callers of compatible endpoints that can't send a token."""
 
     engine_reach: ReachSettings = _THIS_MACHINE
     engine_credentials: dict[str, CredentialSettings] = Field(default_factory=dict)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from app.auth.identities.certificates import LiveCertificates, ServerFiles
+from app.auth.identities.known import (
+    LOCAL_ISSUER,
+    ClientCertificate,
+    CompatIdentity,
+    UnixSocket,
+)
+from app.auth.identities.secret_files import SecretFile
 from app.auth.policy.live import LivePolicy
-from app.auth.policy.reading import PolicyRefused
+from app.auth.policy.reading import PolicyRefused, read_engines
 from app.auth.sessions.clients import LoginAuth, LoginClient, LoginClients, default_name
 from app.auth.sessions.house import LoginSetup
 from app.auth.sessions.kept import SessionRules
@@ -35,6 +44,7 @@ from app.backends.reach import ReachPolicy
 from app.clock import Clock
 from app.domain.errors import ChadburnError, InvalidArgument
 from app.domain.scopes import Scope
+from app.domain.selectors import Selector
 from app.ledger.errors import (
     LedgerInUse,
     LedgerUnavailable,
@@ -46,8 +56,8 @@ from app.ledger.ledger import Ledger
 from app.ledger.target import shown
 from app.operations.deadlines import Deadlines
 from app.operations.retention import Retention
+from app.settings import CompatIdentitySettings, IssuerSettings, Settings
 from app.settings import CredentialSettings as CredentialSection
-from app.settings import IssuerSettings, Settings
 
 # What a process that could not start exits with; apart from the codes of the command's verbs.
 EXIT_SETTINGS = 2
@@ -58,6 +68,8 @@ EXIT_DATABASE = 13
 EXIT_SCHEMA = 14
 
 _POLICY_SETTLES_S = 0.5
+_SUN_PATH = 107
+"""Bytes of a socket's path that the system takes."""
 
 
 class StartupRefused(Exception):
@@ -225,11 +237,77 @@ def _secret_in(file: Path, place: str) -> str:
 def policy_of(settings: Settings, issuers: tuple[IssuerConfig, ...]) -> LivePolicy:
     """Raises StartupRefused with all faults of the file."""
     known = {issuer.issuer: bool(issuer.group_claims) for issuer in issuers}
+    if settings.compat_identity:
+        known[LOCAL_ISSUER] = False
     try:
         return LivePolicy(settings.policy_file, known, settle_s=_POLICY_SETTLES_S)
     except PolicyRefused as refused:
         line = f"policy_file {settings.policy_file}: {refused}"
         raise StartupRefused(line, EXIT_SETTINGS) from refused
+
+
+def identities_of(settings: Settings) -> tuple[CompatIdentity, ...]:
+    """Raises StartupRefused."""
+    found: list[CompatIdentity] = []
+    secrets: set[bytes] = set()
+    taken: set[object] = set()
+    for given in settings.compat_identity:
+        try:
+            one = _identity(given)
+            if one.name in {other.name for other in found}:
+                raise ValueError("is there twice")
+            if isinstance(one.shows, SecretFile):
+                digests = one.shows.digests()
+                if not secrets.isdisjoint(digests):
+                    raise ValueError("secret_file: another identity has the same secret")
+                secrets.update(digests)
+            elif isinstance(one.shows, ClientCertificate):
+                _take(taken, (one.shows.host, one.shows.port), "tls.listen")
+                LiveCertificates(one.shows.files)
+            else:
+                _take(taken, one.shows.path, "unix_socket")
+        except (PolicyRefused, OSError, ValueError) as error:
+            what = "tls: its files cannot be used" if isinstance(error, OSError) else str(error)
+            line = f"compat_identity {given.name!r}: {what}"
+            raise StartupRefused(line, EXIT_SETTINGS) from error
+        found.append(one)
+    return tuple(found)
+
+
+def _take(taken: set[object], place: object, setting: str) -> None:
+    if place in taken:
+        raise ValueError(f"{setting}: another identity has it")
+    taken.add(place)
+
+
+def _identity(given: CompatIdentitySettings) -> CompatIdentity:
+    shows: UnixSocket | SecretFile | ClientCertificate
+    if given.unix_socket is not None:
+        if not given.unix_socket.is_absolute() or len(os.fsencode(given.unix_socket)) > _SUN_PATH:
+            raise ValueError(f"unix_socket: an absolute path of {_SUN_PATH} bytes at most")
+        shows = UnixSocket(given.unix_socket, os.geteuid() if given.uid is None else given.uid)
+    elif given.secret_file is not None:
+        shows = SecretFile(given.secret_file)
+    else:
+        assert given.tls is not None
+        host, _, port = given.tls.listen.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise ValueError("tls.listen: host:port")
+        files = ServerFiles(given.tls.certificate, given.tls.key, given.tls.client_ca)
+        names = {name if ":" in name else name.lower() for name in given.tls.names}
+        shows = ClientCertificate(host.strip("[]"), int(port), files, frozenset(names))
+    return CompatIdentity(
+        name=given.name,
+        scopes=frozenset(map(_scope, given.scopes)),
+        engines=Selector() if given.engines == "all" else read_engines(given.engines),
+        shows=shows,
+    )
+
+
+def _scope(name: str) -> Scope:
+    if name not in {scope.value for scope in Scope}:
+        raise ValueError(f"scopes: {name!r} is no scope; there are no wildcards")
+    return Scope(name)
 
 
 def reach_of(settings: Settings) -> ReachPolicy:
@@ -303,6 +381,7 @@ class Meant:
     deadlines: Deadlines
     policy: LivePolicy
     login: LoginSetup | None
+    identities: tuple[CompatIdentity, ...]
 
 
 def checked(settings: Settings) -> Meant:
@@ -316,6 +395,7 @@ def checked(settings: Settings) -> Meant:
         deadlines_of(settings),
         policy_of(settings, issuers),
         logins_of(settings, issuers),
+        identities_of(settings),
     )
 
 

@@ -1,11 +1,12 @@
-"""The caller, as a verified token describes it."""
+"""The caller, as a verified token describes it, or whatever else proves one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
 from app.auth.tokens.errors import InsufficientScope
 from app.domain.scopes import Scope
+from app.domain.selectors import Selector
 
 
 class PrincipalKind(StrEnum):
@@ -46,6 +47,8 @@ class Principal:
     audience: AudienceKind = AudienceKind.ADMIN
     groups: frozenset[str] = frozenset()
     """Of the claims that the issuer's settings name; only a policy gives them a meaning."""
+    engines: Selector = field(default_factory=Selector, hash=False)
+    """On which the scopes hold at most; tokens say nothing of that."""
 
     @property
     def may_administer(self) -> bool:

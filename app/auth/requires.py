@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from fastapi import Depends
 from starlette.requests import Request
 
+from app.auth.identities.known import LOCAL_ISSUER, Identities, IdentityRefused, Showing
 from app.auth.policy.live import LivePolicy
 from app.auth.policy.rules import Permit
 from app.auth.principal import Principal, PrincipalKind
@@ -23,6 +24,7 @@ from app.auth.sessions.kept import Visitor
 from app.auth.tokens.bearer import DPOP, token_with_scheme
 from app.auth.tokens.dpop import Shown
 from app.auth.tokens.errors import PermissionDenied, ProofInvalid, TokenMissing
+from app.domain.operation import Actor
 from app.domain.scopes import Scope
 from app.domain.selectors import Labels
 
@@ -71,6 +73,8 @@ class Gate:
     """Where callers find this service, which their proofs have to name; None: no proof is taken."""
     sessions: SessionDesk | None = None
     """Of people who logged in with a browser; None: cookies say nothing."""
+    identities: Identities | None = None
+    """Of callers of the compatible endpoints that can't send a token."""
 
     @property
     def takes_clients_for_persons(self) -> bool:
@@ -108,7 +112,7 @@ class Need:
         `asked_scopes` there: all that were asked of the caller, for the audit.
 
         Raises TokenRefused, IssuerUnavailable, InsufficientScope, RefusedByPolicy, ReadOnly,
-        PersonNeeded; UnknownEngine, where the caller has no scope on the engine.
+        PersonNeeded, IdentityRefused; UnknownEngine, where the caller has no scope on the engine.
         """
         gate = cast("Gate", request.state.gate)
         known: Principal | None = getattr(request.state, "principal", None)
@@ -145,6 +149,9 @@ class Need:
 
 async def _caller(gate: Gate, request: Request, *, proven: bool = False) -> Principal:
     sent = request.headers.getlist("authorization")
+    without_token = caller_without_token(gate, request, token_sent=bool(sent))
+    if without_token is not None:
+        return without_token
     if not sent and gate.sessions is not None:
         # Whoever shows a token is judged by it alone: a cookie is sent without being asked.
         by_session = await caller_by_session(gate.sessions, request, going_on=proven)
@@ -164,6 +171,29 @@ async def _caller(gate: Gate, request: Request, *, proven: bool = False) -> Prin
     path = request.scope["raw_path"].decode("latin-1")
     shown = Shown(proof=proofs[0], method=request.method, url=f"{gate.dpop_at}{path}")
     return await gate.verifier.verify_bound(token, shown)
+
+
+def caller_without_token(
+    gate: Gate, request: Request, *, token_sent: bool = False
+) -> Principal | None:
+    """Whoever the connection or the address proves; None: nobody. Whoever shows a token is judged
+    by it alone, once the secret in the address, if there is one, is known to be good.
+
+    Raises UnknownEngine, IdentityRefused.
+    """
+    # Of requests to compatible endpoints alone: see `app.http.middleware.identities`.
+    shown: Showing | None = getattr(request.state, "shown", None)
+    if shown is None or gate.identities is None:
+        return None
+    if token_sent:
+        gate.identities.refuse_unknown(shown)
+        return None
+    try:
+        return gate.identities.caller(shown)
+    except IdentityRefused as refused:
+        who = refused.identity
+        request.state.actor = Actor(LOCAL_ISSUER, who.name, who.way)  # for the audit
+        raise
 
 
 async def caller_by_session(

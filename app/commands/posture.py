@@ -68,6 +68,11 @@ def _lines(found: Posture) -> list[str]:
         if issuer.login:
             facts.append("logins with a browser")
         lines.append(f"  {issuer.issuer}: {', '.join(facts)}")
+    if found.identities:
+        lines.append("known without a token, at compatible endpoints")
+    for known in found.identities:
+        facts = [known.way, known.place, " ".join(known.scopes), f"engines {known.engines}"]
+        lines.append(f"  {known.name}: {', '.join(facts)}")
     lines.append("engines")
     if found.engines is None:
         lines.append("  the register could not be read")
@@ -81,6 +86,7 @@ def _lines(found: Posture) -> list[str]:
     for route in found.routes:
         if route.scopes is not None:
             needed = " ".join(route.scopes) or "any admin scope"
+            needed += " and the scope of the operation's kind" if route.of_kind else ""
             person = ", a person" if route.person else ""
             lines.append(f"  {route.method} {route.path}: {needed}{person}")
     lines.append("warnings" if found.warnings else "warnings: none")

@@ -48,6 +48,26 @@ class Selector:
             and not any(labels.get(name) in values for name, values in self.without.items())
         )
 
+    def within(self, other: Selector) -> Selector:
+        """Engines that both take."""
+        if self.ids is None or other.ids is None:
+            ids = other.ids if self.ids is None else self.ids
+        else:
+            ids = self.ids & other.ids
+        labels = {**self.labels, **other.labels}
+        without = {**self.without, **other.without}
+        return Selector(
+            ids=ids,
+            labels={
+                name: self.labels.get(name, values) & other.labels.get(name, values)
+                for name, values in labels.items()
+            },
+            without={
+                name: self.without.get(name, values) | other.without.get(name, values)
+                for name, values in without.items()
+            },
+        )
+
     def in_words(self) -> str:
         """For people."""
         parts = [] if self.ids is None else [f"id {_either(self.ids)}"]

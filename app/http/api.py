@@ -19,6 +19,7 @@ from app.clock import IdSource, uuid7
 from app.http.failures import add_failure_handlers
 from app.http.middleware.context import Context
 from app.http.middleware.doors import Doors
+from app.http.middleware.identities import CompatIdentities
 from app.http.openapi import add_openapi
 from app.http.route import EdgeRoute, RouteFound, refuse_undeclared, route_at
 from app.http.routers import (
@@ -36,6 +37,9 @@ from app.http.routers import (
     profiles,
 )
 from app.observability.metrics import Metrics
+
+OF_THE_KIND = frozenset({"cancel", "settle"})
+"""Routes that also take the scope of the operation's own kind."""
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[dict[str, Any]]]
 
@@ -134,6 +138,7 @@ def _layers(
             new_trace_id=new_trace_id,
             https=settings.https,
         ),
+        Middleware(CompatIdentities),
         Middleware(
             Doors,
             allowed_hosts=settings.allowed_hosts,

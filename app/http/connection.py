@@ -8,6 +8,8 @@ that takes nothing of its answer.
 from __future__ import annotations
 
 import secrets
+import socket
+import struct
 from asyncio import BaseTransport, TimerHandle
 from contextvars import copy_context
 from http import HTTPStatus
@@ -15,6 +17,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from app.auth.identities.known import Peer, SocketPeer, TcpPeer, TlsPeer
 from app.clock import uuid7
 from app.http.middleware.context import SAFE_HEADERS
 from app.http.problems import problem_of
@@ -42,6 +45,8 @@ class Connection(HttpToolsProtocol):
     or from the first byte of a later request. Between requests uvicorn's keep-alive counts.
     `send_timeout_s`: how long its client may take nothing of what waits to be sent.
 
+    `identity`: whose listener it came to, where that has one of its own.
+
     Beyond `most` connections a new one takes the place of the one that has been without a request
     for longest: so a probe gets in, however many have come to say nothing.
     """
@@ -49,6 +54,7 @@ class Connection(HttpToolsProtocol):
     receive_timeout_s: float = 30.0
     send_timeout_s: float = 30.0
     most: int = 4096
+    identity: str | None = None
     unused: dict[Connection, None]
     """Those without a request under way, the oldest first. Of one server."""
 
@@ -64,9 +70,11 @@ class Connection(HttpToolsProtocol):
         self._timer: TimerHandle | None = None
         self._unsent_bytes = 0
         self._send_timer: TimerHandle | None = None
+        self._peer: Peer | None = None
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(cast("Any", transport))
+        self._peer = _peer_of(transport, self.identity)
         self._begin_head()
         if len(self.connections) > self.most:
             self._make_room()
@@ -110,6 +118,7 @@ class Connection(HttpToolsProtocol):
         self._idle, self._chunk_bytes = False, 0
         self._headers = self._wrapping_bytes = 0
         super().on_message_begin()
+        cast("dict[str, Any]", self.scope)["state"]["peer"] = self._peer
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers += 1
@@ -199,6 +208,27 @@ class Connection(HttpToolsProtocol):
             # A context of its own: this one is shared by all that the connection brings.
             self.transport.write(copy_context().run(_answer, refusal))
         self.transport.close()
+
+
+def _peer_of(transport: BaseTransport, identity: str | None) -> Peer | None:
+    """Who is at the other end, as far as the system or a certificate says; None: nobody does."""
+    taken = transport.get_extra_info("socket")
+    if taken is None:
+        return None
+    if taken.family == getattr(socket, "AF_UNIX", None):
+        if not hasattr(socket, "SO_PEERCRED"):
+            return None
+        size = struct.calcsize("3i")
+        said = taken.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        _, uid, _ = struct.unpack("3i", said)
+        return SocketPeer(taken.getsockname(), uid)
+    certificate = transport.get_extra_info("peercert")
+    if identity is not None and certificate:
+        return TlsPeer.of(identity, certificate)
+    try:
+        return TcpPeer(taken.getpeername()[0])
+    except OSError:  # gone already
+        return None
 
 
 def within(receive_timeout_s: float, send_timeout_s: float, most: int) -> type[Connection]:

@@ -43,6 +43,18 @@ IDENTITY: Mapping[str, Reason] = {
         "It was shown with a DPoP proof, or its issuer's tokens have to be bound, and it is not.",
         "Get a DPoP-bound token.",
     ),
+    "IDENTITY_REFUSED": Reason(
+        "Not in this way",
+        "What proves the caller of a compatible endpoint came with marks of a browser, by a "
+        "proxy, or for another host than this machine.",
+        "Call from the machine itself, without a proxy and without `Origin`; browsers log in.",
+    ),
+    "SECRET_PATH_UNKNOWN": Reason(
+        "Secret in the path unknown",
+        "A call to a compatible endpoint had a secret in its path that is none. It looks like an "
+        "engine that is not there; only the audit and figures say this.",
+        "Compare the address with the identity's `secret_file`.",
+    ),
     "PROOF_REFUSED": Reason("Proof refused", "The proof was not accepted.", "Make a new one."),
     "PROOF_INVALID": Reason(
         "DPoP proof not valid",

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
 
 from app.http.closing import Closing
-from app.http.connection import within
+from app.http.connection import Connection, within
+from app.http.listeners import TlsListener
 
 _BACKLOG = 2048
 _OTHER_FILES = 256  # connections to databases and engines, files, what is being accepted
@@ -57,6 +60,8 @@ class GatewayServer(uvicorn.Server):
 
     At the end streams are told before connections are asked to close: an open stream would
     otherwise hold the process until its grace is over.
+
+    `tls`: listeners beside the sockets that `serve` is given.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class GatewayServer(uvicorn.Server):
         send_timeout_s: float = 30.0,
         max_connections: int = 4096,
         on_ready: Callable[[], None],
+        tls: Sequence[TlsListener] = (),
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -88,6 +94,7 @@ class GatewayServer(uvicorn.Server):
         self._app = app
         self._closing = closing
         self._on_ready = on_ready
+        self._tls = tuple(tls)
         self._held = AsyncExitStack()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -95,14 +102,28 @@ class GatewayServer(uvicorn.Server):
         state = await self._held.enter_async_context(lifespan)
         self.lifespan.state.update(state or {})
         await super().startup(sockets)
+        for listener in self._tls:
+            listener.start(self._connection)
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._closing.set()
         try:
+            for listener in self._tls:
+                await listener.stop()
             await super().shutdown(sockets)
         finally:
             await self._held.aclose()
+
+    def _connection(self) -> Connection:
+        """As uvicorn makes them for the sockets that it listens at itself."""
+        make = cast("type[Connection]", self.config.http_protocol_class)
+        return make(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            _loop=asyncio.get_running_loop(),
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """An asked-for end is a clean one: unlike uvicorn's, it is not raised again at the end,

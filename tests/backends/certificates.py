@@ -25,12 +25,16 @@ class Authority:
         self.path = folder / "authority.pem"
         self.path.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """Certificate and key files."""
+    def issue(self, name: str, *, uri: str | None = None, ended: bool = False) -> tuple[Path, Path]:
+        """Certificate and key files. `uri`: instead of the DNS name. `ended`: it is too old."""
         key = ec.generate_private_key(ec.SECP256R1())
+        named: x509.GeneralName = x509.DNSName(name)
+        if uri is not None:
+            named = x509.UniformResourceIdentifier(uri)
+        until = datetime.now(UTC) + timedelta(hours=-1 if ended else 1)
         certificate = (
-            _builder(_name(name), self._name, key.public_key())
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            _builder(_name(name), self._name, key.public_key(), until)
+            .add_extension(x509.SubjectAlternativeName([named]), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         paths = self.folder / f"{name}.pem", self.folder / f"{name}.key"
@@ -50,15 +54,18 @@ def _name(common: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    until: datetime | None = None,
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
+    until = until or datetime.now(UTC) + timedelta(hours=1)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + timedelta(hours=1))
+        .not_valid_before(until - timedelta(minutes=65))
+        .not_valid_after(until)
     )

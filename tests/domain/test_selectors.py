@@ -48,6 +48,15 @@ def test_a_sight_is_of_what_one_of_them_takes(
     assert sight.unlimited == any(one.takes_all for one in some)
 
 
+@given(selectors, selectors, ids, labels)
+def test_within_another_is_what_both_take(
+    one: Selector, other: Selector, engine: str, has: dict[str, str]
+) -> None:
+    both = one.within(other)
+    assert both.takes(engine, has) == (one.takes(engine, has) and other.takes(engine, has))
+    assert both.takes_all == (one.takes_all and other.takes_all)
+
+
 def test_without_limits_all_is_seen() -> None:
     assert EVERYTHING.unlimited
     assert EVERYTHING.sees("e1", {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
@@ -24,11 +24,13 @@ from app.domain.operation import Actor, Operation
 from app.domain.scopes import Scope
 from app.domain.transitions import Advanced, Cancelled, Completed, Dispatched, Fact, advance
 from app.http.closing import Closing
+from app.http.listening import Listening, listening
 from app.http.rooms import Rooms
 from app.http.server import GatewayServer, bound
 from app.ledger.values import AuditEntry
 from app.main import create_app
 from app.settings import IssuerSettings, Settings
+from app.startup import identities_of
 from tests.doubles.empty_ledger import place_empty_ledger
 from tests.http.scripted_engine import ScriptedEngine, scripted_engine
 
@@ -47,6 +49,7 @@ class Gateway:
     app: FastAPI
     server: GatewayServer
     http: httpx2.AsyncClient
+    besides: Listening
     _numbers: Iterator[int] = field(default_factory=count)
 
     @property
@@ -140,7 +143,11 @@ async def gateway(
         inference_audience=INFERENCE,
         engine_audience="urn:test:engine",
     )
-    async with running(issuing) as issuer, scripted_engine() as engine:
+    async with (
+        AsyncExitStack() as held,
+        running(issuing) as issuer,
+        scripted_engine() as engine,
+    ):
         if policy is not None:
             path = data_dir.with_suffix(".policy.toml")
             path.write_text(policy(issuer.issuer))
@@ -161,6 +168,8 @@ async def gateway(
         )
         if settings.database_url is None:
             await place_empty_ledger(data_dir / "chadburn.db")
+        held.callback(listener.close)
+        besides = held.enter_context(listening(identities_of(settings)))
         closing = Closing()
         app = create_app(settings, closing=closing)
         ready = asyncio.Event()
@@ -173,8 +182,9 @@ async def gateway(
             send_timeout_s=settings.stream_send_timeout_s,
             max_connections=settings.max_connections,
             on_ready=ready.set,
+            tls=besides.tls_listeners(),
         )
-        serving = asyncio.create_task(_serve(server, listener))
+        serving = asyncio.create_task(_serve(server, [listener, *besides.sockets]))
         starting = asyncio.create_task(ready.wait())
         await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
@@ -185,7 +195,9 @@ async def gateway(
         async with httpx2.AsyncClient(
             base_url=settings.base_url, timeout=30, limits=limits
         ) as http:
-            made = Gateway(settings.base_url, settings.port, issuer, engine, app, server, http)
+            made = Gateway(
+                settings.base_url, settings.port, issuer, engine, app, server, http, besides
+            )
             try:
                 if registered:
                     answer = await made.register()
@@ -209,6 +221,6 @@ def issuer_settings(issuer: DevIssuer, **changes: Any) -> IssuerSettings:
     )
 
 
-async def _serve(server: GatewayServer, listener: Any) -> None:
+async def _serve(server: GatewayServer, listeners: list[Any]) -> None:
     # Without uvicorn's signal handlers, which belong to a whole process.
-    await server._serve(sockets=[listener])
+    await server._serve(sockets=listeners)

@@ -139,6 +139,55 @@ def test_what_may_not_be_meant_is_remarked_on(
     assert codes(**changes) == [(code, about)]
 
 
+IDENTITY = {"name": "rl", "scopes": ("admin:pause",), "engines": {"labels": {"team": "rl"}}}
+TLS = {
+    "listen": "10.0.0.1:8443",
+    "names": ("trainer.test",),
+    "certificate": "/c",
+    "key": "/k",
+    "client_ca": "/a",
+}
+
+
+def test_callers_that_send_no_token_are_told() -> None:
+    by_path = {"secret_file": "/s"}
+    for changes, expected in (
+        ({"unix_socket": "/run/rl.sock"}, []),
+        ({"tls": TLS}, []),
+        (by_path, ["SECRET_IN_PATH"]),
+        ({**by_path, "engines": "all"}, ["SECRET_IN_PATH", "IDENTITY_ON_ALL_ENGINES"]),
+        ({"tls": TLS, "scopes": ("admin:weights.unsafe",)}, ["IDENTITY_UNSAFE"]),
+    ):
+        found = codes(compat_identity=({**IDENTITY, **changes},))
+        assert found == [(code, "compat_identity rl") for code in expected]
+    behind = {"public_url": "https://gateway.test", "trusted_proxies": ("10.0.0.2",)}
+    assert [code for code, _ in codes(compat_identity=({**IDENTITY, **by_path},), **behind)] == [
+        *("SECRET_IN_PATH", "SECRET_PATH_BEHIND_PROXY")
+    ]
+
+
+def test_their_listeners_are_told(run: Run, tmp_path: Path) -> None:
+    config, secret = tmp_path / "gateway.toml", tmp_path / "secret"
+    secret.write_text("0123456789abcdef0123456789abcdef")
+    config.write_text(
+        f'data_dir = "{tmp_path / "data"}"\naudience = "urn:test"\n{ISSUER}\n'
+        '[[compat_identity]]\nname = "rl"\nscopes = ["admin:read", "admin:pause"]\n'
+        f'unix_socket = "{tmp_path}/rl.sock"\nengines = {{ labels = {{ team = "rl" }} }}\n'
+        f'[[compat_identity]]\nname = "old"\nscopes = ["admin:read"]\nengines = {{ id = "e1" }}\n'
+        f'secret_file = "{secret}"\n'
+    )
+    ran = run("posture", "--config", str(config))
+    assert ran.code == 0, ran.err
+    assert f"  compat_identity rl {tmp_path}/rl.sock: loopback, plaintext, tokens\n" in ran.out
+    assert (
+        f"  rl: unix_socket, {tmp_path}/rl.sock, admin:pause admin:read, engines "
+        '{"labels": {"team": "rl"}}\n'
+    ) in ran.out
+    assert "  old: secret_path, " in ran.out
+    assert "SECRET_IN_PATH (compat_identity old): " in ran.out
+    assert secret.read_text() not in ran.out
+
+
 def test_engines_are_told_by_how_they_are_reached() -> None:
     def engine(name: str, address: str, **tls: str) -> Registration:
         return Registration(
@@ -186,6 +235,9 @@ def test_the_table_of_routes_is_the_application_s() -> None:
     assert "/metrics" not in PUBLIC
     settle = next(route for route in routes if route.path.endswith("/settle"))
     assert (settle.scopes, settle.person) == ((Scope.SETTLE.value,), True)
+    of_kind = {(route.method, route.path) for route in routes if route.of_kind}
+    operation = "/v1/operations/{operation}"
+    assert of_kind == {("POST", f"{operation}/cancel"), ("POST", f"{operation}/settle")}
 
 
 def test_the_command_says_it_with_or_without_a_ledger(run: Run, tmp_path: Path) -> None:
@@ -206,6 +258,8 @@ def test_the_command_says_it_with_or_without_a_ledger(run: Run, tmp_path: Path) 
     assert "  the register could not be read\n" in ran.out
     assert "  GET /metrics: admin:read\n" in ran.out
     assert "  GET /healthz\n" in ran.out
+    cancel = "POST /v1/operations/{operation}/cancel: admin:cancel"
+    assert f"  {cancel} and the scope of the operation's kind\n" in ran.out
     assert "  PROGRAMS_MAY_SETTLE (clients_may_settle): " in ran.out
     assert not (tmp_path / "data").exists()
     run("db", "upgrade", "--config", str(config))

@@ -55,7 +55,8 @@ class LivePolicy:
         return None if self._seen is None else self._seen.hex()
 
     def permit(self, caller: Principal) -> Permit:
-        return Permit(caller) if self.policy is None else self.policy.permit(caller)
+        permit = Permit(caller) if self.policy is None else self.policy.permit(caller)
+        return permit.within(caller.engines)
 
     def look(self) -> Outcome:
         """Read the file again. One with a fault, or none, changes nothing: what was in force stays

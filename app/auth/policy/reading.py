@@ -71,6 +71,15 @@ def read_policy(content: bytes, issuers: Mapping[str, bool] | None = None) -> Po
     return policy
 
 
+def read_engines(value: Any, place: str = "engines") -> Selector:
+    """Which engines, as a rule says it. Raises PolicyRefused."""
+    reading = _Reading(None)
+    selector = reading.engines(place, value)
+    if reading.faults:
+        raise PolicyRefused(reading.faults)
+    return selector
+
+
 class _Reading:
     """Goes on after a fault, to find the others."""
 
@@ -120,7 +129,7 @@ class _Reading:
             name=name,
             who=self._who(f"{place}.who", rule.get("who")),
             scopes=self._scopes(f"{place}.scopes", rule.get("scopes")),
-            engines=self._engines(f"{place}.engines", rule.get("engines")),
+            engines=self.engines(f"{place}.engines", rule.get("engines")),
         )
 
     def _who(self, place: str, who: Any) -> Who:
@@ -164,7 +173,7 @@ class _Reading:
         names = self._strings(place, value, lambda name: name in _SCOPES, _no_scope)
         return frozenset(_SCOPES[name] for name in names)
 
-    def _engines(self, place: str, value: Any) -> Selector:
+    def engines(self, place: str, value: Any) -> Selector:
         if value == ALL:
             return Selector()
         if not isinstance(value, dict) or not value:

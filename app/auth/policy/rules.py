@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.auth.principal import Principal
 from app.auth.tokens.errors import PermissionDenied
@@ -81,6 +81,18 @@ class Permit:
     def unlimited(self) -> bool:
         """Whether engines make no difference to what the caller may do."""
         return self.grants is None
+
+    def within(self, engines: Selector) -> Permit:
+        """The same on those engines alone."""
+        if engines.takes_all:
+            return self
+        grants = self.grants
+        if grants is None:
+            grants = (Grant("", self.caller.scopes, Selector()),)
+        return Permit(
+            self.caller,
+            tuple(replace(grant, engines=grant.engines.within(engines)) for grant in grants),
+        )
 
     def scopes(self) -> frozenset[Scope]:
         """Those that are left on some engine, there or not."""

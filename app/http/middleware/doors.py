@@ -91,7 +91,7 @@ class Doors:
         hosts = Headers(scope=scope).getlist("host")
         if not probe and len(hosts) != 1:
             return MalformedRequest("One Host header is needed.")
-        if not probe and _canonical(_without_port(hosts[0])) not in self._hosts:
+        if not probe and host_named(hosts[0]) not in self._hosts:
             return HostRefused()
         query = scope["query_string"].decode("latin-1")
         if any(name.lower() in _TOKEN_NAMES for name, _ in parse_qsl(query, True)):
@@ -195,6 +195,11 @@ class _Body:
 
 def _changes(scope: Scope) -> bool:
     return scope["method"] not in ("GET", "HEAD")
+
+
+def host_named(header: str) -> str:
+    """Of a Host header, without the port. All loopback addresses are `localhost`."""
+    return _canonical(_without_port(header))
 
 
 def _without_port(host: str) -> str:

@@ -1,0 +1,154 @@
+"""Callers known without a token, judged by what they show."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from app.auth.identities.certificates import ServerFiles
+from app.auth.identities.known import (
+    ClientCertificate,
+    CompatIdentity,
+    Identities,
+    IdentityRefused,
+    Peer,
+    Showing,
+    SocketPeer,
+    TcpPeer,
+    TlsPeer,
+    UnixSocket,
+)
+from app.auth.identities.secret_files import SecretFile, digest_of
+from app.domain.errors import UnknownEngine
+from app.domain.scopes import Scope
+from app.domain.selectors import Selector
+
+NOW = datetime(2026, 11, 30, tzinfo=UTC)
+SECRET = "0123456789abcdef0123456789abcdef"
+HERE = TcpPeer("127.0.0.1")
+NO_FILES = ServerFiles(Path("/c"), Path("/k"), Path("/a"))
+
+
+class Clock:
+    def now(self) -> datetime:
+        return NOW
+
+
+def identities(tmp_path: Path, *more: SecretFile) -> Identities:
+    file = tmp_path / "secret"
+    file.write_text(SECRET)
+    shows: tuple[UnixSocket | SecretFile | ClientCertificate, ...] = (
+        UnixSocket(Path("/run/a.sock"), 7),
+        SecretFile(file),
+        ClientCertificate("h", 1, NO_FILES, frozenset({"t.test", "urn:t"})),
+        *more,
+    )
+    return Identities(
+        [
+            CompatIdentity(
+                name=f"i{number}",
+                scopes=frozenset({Scope.READ}),
+                engines=Selector(),
+                shows=one,
+            )
+            for number, one in enumerate(shows)
+        ],
+        Clock(),
+    )
+
+
+def name_of(known: Identities, peer: Peer | None) -> str | None:
+    found = known.caller(Showing(peer=peer))
+    return None if found is None else found.subject
+
+
+def test_a_socket_and_a_user(tmp_path: Path) -> None:
+    known = identities(tmp_path)
+    assert name_of(known, SocketPeer("/run/a.sock", 7)) == "i0"
+    for peer in (SocketPeer("/run/a.sock", 0), SocketPeer("/run/b.sock", 7), HERE, None):
+        assert name_of(known, peer) is None
+
+
+def test_a_certificate_by_its_names_at_its_own_listener_until_it_ends(tmp_path: Path) -> None:
+    known = identities(tmp_path)
+    later = NOW + timedelta(minutes=5)
+    assert name_of(known, TlsPeer("i2", frozenset({"x.test", "t.test"}), later)) == "i2"
+    assert name_of(known, TlsPeer("i2", frozenset({"urn:t"}), later)) == "i2"
+    for peer in (
+        TlsPeer("i1", frozenset({"t.test"}), later),
+        TlsPeer("i2", frozenset({"*.test", "T.TEST", "x.t.test"}), later),
+        TlsPeer("i2", frozenset({"t.test"}), NOW),
+    ):
+        assert name_of(known, peer) is None, peer
+    found = known.caller(Showing(peer=TlsPeer("i2", frozenset({"t.test"}), later)))
+    assert found is not None
+    assert found.expires_at == later
+    found = known.caller(Showing(peer=SocketPeer("/run/a.sock", 7)))
+    assert found is not None
+    assert found.expires_at == NOW + timedelta(hours=1)
+
+
+def test_names_are_alternative_names_and_not_the_subject() -> None:
+    peer = TlsPeer.of(
+        "i2",
+        {
+            "subject": ((("commonName", "t.test"),),),
+            "subjectAltName": (
+                *(("DNS", "A.Test"), ("URI", "spiffe://C/t"), ("IP Address", "10.0.0.1")),
+                ("email", "t.test"),
+            ),
+            "notAfter": "Nov 30 00:00:00 2026 GMT",
+        },
+    )
+    assert peer == TlsPeer("i2", frozenset({"a.test", "spiffe://C/t"}), NOW)
+    assert TlsPeer.of("i2", {"notAfter": "Nov 30 00:00:00 2026 GMT"}).names == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.0.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("::ffff:10.0.0.1", False),
+        ("10.0.0.1", False),
+        ("0.0.0.0", False),
+        ("fe80::1%eth0", False),
+        ("localhost", False),
+        ("", False),
+    ],
+)
+def test_a_secret_counts_from_this_machine(tmp_path: Path, address: str, here: bool) -> None:
+    known = identities(tmp_path)
+    shown = Showing(peer=TcpPeer(address), digest=digest_of(SECRET), direct=True)
+    if here:
+        found = known.caller(shown)
+        assert found is not None
+        assert (found.subject, found.client_id) == ("i1", "secret_path")
+    else:
+        with pytest.raises(UnknownEngine):
+            known.caller(shown)
+
+
+def test_a_secret_is_no_other_and_not_of_two(tmp_path: Path) -> None:
+    known = identities(tmp_path)
+    for shown in (
+        Showing(peer=HERE, digest=digest_of(SECRET[:-1]), direct=True),
+        Showing(peer=SocketPeer("/run/a.sock", 7), digest=digest_of(SECRET), direct=True),
+        Showing(peer=None, digest=digest_of(SECRET), direct=True),
+    ):
+        with pytest.raises(UnknownEngine):
+            known.refuse_unknown(shown)
+    for browser, direct in ((True, True), (False, False)):
+        with pytest.raises(IdentityRefused):
+            known.caller(
+                Showing(peer=HERE, digest=digest_of(SECRET), browser=browser, direct=direct)
+            )
+    twin = tmp_path / "twin"
+    twin.write_text(f"{SECRET}\n")
+    known = identities(tmp_path, SecretFile(twin))
+    with pytest.raises(UnknownEngine):
+        known.caller(Showing(peer=HERE, digest=digest_of(SECRET), direct=True))
