@@ -238,7 +238,12 @@ async def _opened(
             )
             held.push_async_callback(house.aclose, settings.shutdown_grace_s)
         backends = between.backends(
-            Backends(meant.reach, Credentials(meant.credentials, clock), clock)
+            Backends(
+                meant.reach,
+                Credentials(meant.credentials, clock),
+                clock,
+                kept=ledger.kept_states,
+            )
         )
         # For people who look who drives an engine; the id is what tells one life from another.
         owner = f"{socket.gethostname()}:{os.getpid()}:{new_id()}"

@@ -13,6 +13,9 @@ from app.backends.openengine import OpenEngineBackend
 from app.backends.port import EngineBackend
 from app.backends.reach import ReachPolicy
 from app.backends.streams import StreamLimits
+from app.backends.vllm.backend import VllmBackend
+from app.backends.vllm.kept import KeptStates
+from app.backends.vllm.members import Crew, Seat
 from app.clock import Clock
 from app.domain.engine import Dialect, Member, Registration, TlsNames
 from app.domain.errors import FieldFault, InvalidArgument, UnsupportedDialect
@@ -33,13 +36,17 @@ class Backends:
         credentials: Credentials,
         clock: Clock,
         *,
+        kept: KeptStates | None = None,
         limits: StreamLimits = _DEFAULT_LIMITS,
         resolver: Resolve = resolve,
         span_id: Callable[[], str] = _span_id,
     ) -> None:
+        """`kept`: where is kept what engines of dialect `vllm` do not keep; None: nowhere, so that
+        there are none."""
         self._reach = reach
         self._credentials = credentials
         self._clock = clock
+        self._kept = kept
         self._limits = limits
         self._resolver = resolver
         self._span_id = span_id
@@ -51,18 +58,28 @@ class Backends:
 
         Raises UnsupportedDialect, InvalidArgument (OutOfReach among them) with the field named.
         """
-        if dialect is not Dialect.OPENENGINE:
-            raise UnsupportedDialect("engines of this dialect are not supported yet")
-        if len(members) != 1:
+        if dialect is Dialect.VLLM and self._kept is None:
+            raise UnsupportedDialect("engines of this dialect are not supported here")
+        if dialect is Dialect.OPENENGINE and len(members) != 1:
             detail = "an openengine engine has one member, with one admin address for all ranks"
             raise InvalidArgument(detail, faults=(FieldFault("/members", detail),))
-        addresses = (members[0].admin, members[0].control)
-        credential = self._credentials.of(tls.credential, tls.server_name, addresses)
-        for name, address in zip(("admin", "control"), addresses, strict=True):
+        ranks = sorted(member.rank for member in members)
+        if dialect is Dialect.VLLM and ranks != list(range(len(members))):
+            detail = "the members of an engine have the ranks 0, 1, 2 …"
+            raise InvalidArgument(detail, faults=(FieldFault("/members", detail),))
+        addresses = tuple(
+            (f"/members/{place}/{name}", address)
+            for place, member in enumerate(members)
+            for name, address in (("admin", member.admin), ("control", member.control))
+        )
+        credential = self._credentials.of(
+            tls.credential, tls.server_name, tuple(address for _, address in addresses)
+        )
+        for pointer, address in addresses:
             try:
                 self._reach.check(address, encrypted=credential.encrypted)
             except InvalidArgument as refused:
-                refused.faults = (FieldFault(f"/members/0/{name}", refused.message),)
+                refused.faults = (FieldFault(pointer, refused.message),)
                 raise
         return credential
 
@@ -75,7 +92,7 @@ class Backends:
                 return known[1]
             self.forget(registration.id)
         credential = self.check(registration.dialect, registration.members, registration.tls)
-        backend = self._make(registration.members[0], credential)
+        backend = self._make(registration, credential)
         self._open[registration.id] = (registration, backend)
         return backend
 
@@ -93,10 +110,25 @@ class Backends:
         await asyncio.gather(*self._closing, return_exceptions=True)
         await self._credentials.close()
 
-    def _make(self, member: Member, credential: Credential) -> EngineBackend:
-        ends = []
-        for address in (member.admin, member.control):
-            parsed = self._reach.check(address, encrypted=credential.encrypted)
-            line = Line(parsed, self._reach, credential, resolver=self._resolver)
-            ends.append(Endpoint(line, credential.bearer, self._span_id))
-        return OpenEngineBackend(ends[0], ends[1], self._clock, limits=self._limits)
+    def _make(self, registration: Registration, credential: Credential) -> EngineBackend:
+        members = sorted(registration.members, key=lambda member: member.rank)
+        if registration.dialect is Dialect.VLLM:
+            assert self._kept is not None  # or `check` had refused it
+            crew = Crew([self._seat(member, credential) for member in members])
+            return VllmBackend(registration.id, crew, self._kept, self._clock, limits=self._limits)
+        admin, control = (
+            self._endpoint(address, credential)
+            for address in (members[0].admin, members[0].control)
+        )
+        return OpenEngineBackend(admin, control, self._clock, limits=self._limits)
+
+    def _seat(self, member: Member, credential: Credential) -> Seat:
+        orders = self._endpoint(member.admin, credential)
+        if member.control == member.admin:
+            return Seat(member.rank, orders, orders)
+        return Seat(member.rank, orders, self._endpoint(member.control, credential))
+
+    def _endpoint(self, address: str, credential: Credential) -> Endpoint:
+        parsed = self._reach.check(address, encrypted=credential.encrypted)
+        line = Line(parsed, self._reach, credential, resolver=self._resolver)
+        return Endpoint(line, credential.bearer, self._span_id)

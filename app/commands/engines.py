@@ -55,9 +55,15 @@ def get_engine(
 @app.command("register")
 def register_engine(
     engine: EngineId,
-    admin: Annotated[str, typer.Option(help="Address that takes orders: host:port or unix:/path.")],
+    admin: Annotated[
+        list[str],
+        typer.Option(
+            help="Address that takes orders: host:port or unix:/path. With dialect vllm once for "
+            "each member, by rank."
+        ),
+    ],
     control: Annotated[
-        str | None, typer.Option(help="Address that is read; else the same.")
+        list[str] | None, typer.Option(help="Address that is read, as often; else the same.")
     ] = None,
     dialect: Annotated[Dialect, typer.Option(help="What it speaks.")] = Dialect.OPENENGINE,
     server_name: Annotated[
@@ -73,11 +79,13 @@ def register_engine(
     demo_dir: DemoDir = DEMO_DIR,
 ) -> None:
     """Tell the gateway of an engine."""
+    read_at = control or admin
+    if len(read_at) != len(admin):
+        raise usage("--control goes with each --admin, or with none")
     body = registration(
         engine,
         dialect=dialect,
-        admin=admin,
-        control=control or admin,
+        members=list(zip(admin, read_at, strict=True)),
         server_name=server_name,
         credential=credential,
         labels=dict(_pair(text) for text in label or []),
@@ -136,17 +144,19 @@ def registration(
     engine: str,
     *,
     dialect: Dialect,
-    admin: str,
-    control: str,
+    members: list[tuple[str, str]],
     server_name: str | None,
     credential: str | None,
     labels: dict[str, str],
 ) -> Json:
-    """Body of POST /v1/engines."""
+    """Body of POST /v1/engines. `members`: admin and control address of each, by rank."""
     body: Json = {
         "id": engine,
         "dialect": dialect.value,
-        "members": [{"rank": 0, "admin": admin, "control": control}],
+        "members": [
+            {"rank": rank, "admin": admin, "control": control}
+            for rank, (admin, control) in enumerate(members)
+        ],
         "labels": labels,
     }
     names = {"server_name": server_name, "credential": credential}

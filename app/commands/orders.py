@@ -1,4 +1,4 @@
-"""The order verbs: pause, resume, flush, abort, release, restore."""
+"""The order verbs: pause, resume, flush, abort, release, restore, shutdown."""
 
 from __future__ import annotations
 
@@ -104,6 +104,12 @@ def abort(
         raise usage("name the requests to end, or say --all")
     body: Json = {"all": True} if everything else {"request_ids": request_ids}
     return Order(engine_path(engine, "/abort-requests"), body)
+
+
+@verb
+def shutdown(_gateway: Gateway, engine: EngineId) -> Order:
+    """End an engine, and the requests it has with it."""
+    return Order(engine_path(engine, "/shutdown"), {})
 
 
 @verb

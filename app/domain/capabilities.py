@@ -31,10 +31,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
+    """`resources_together`: what can be released is released all at once, or not at all.
+    `abort_all`: requests can be ended without being named."""
+
     operations: frozenset[OperationKind] = frozenset()
     cancellable: frozenset[OperationKind] = frozenset()
     cache_kinds: frozenset[CacheKind] = frozenset()
     resources: Mapping[ResourceKind, frozenset[ContentPolicy]] = field(default_factory=dict)
+    resources_together: bool = False
     pause_modes: frozenset[PauseMode] = frozenset()
     new_requests: frozenset[NewRequests] = frozenset()
     drain_rules: frozenset[str] = frozenset()
@@ -44,6 +48,7 @@ class Capabilities:
     components: frozenset[str] = frozenset()
     profiler_kinds: frozenset[str] = frozenset()
     reconfigurable: frozenset[str] = frozenset()
+    abort_all: bool = True
     models: tuple[str, ...] = ()
     world_size: int = 1
     limits: Limits = Limits()

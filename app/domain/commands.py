@@ -45,6 +45,7 @@ __all__ = [
     "RestoreResources",
     "Resume",
     "SetWeightVersion",
+    "Shutdown",
     "StartProfile",
     "UnderPause",
     "UnloadLora",
@@ -164,6 +165,17 @@ class AbortRequests(Command):
         wanted: dict[str, JsonValue] = {"all": True} if self.all else {"request_ids": ids}
         return {**Command.document(self), **wanted}
 
+    def check_supported(self, can: Capabilities) -> None:
+        Command.check_supported(self, can)
+        self._require("all: true", can.abort_all or not self.all)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shutdown(Command):
+    """Ends the engine. It has succeeded when the engine process is gone."""
+
+    kind = OperationKind.SHUTDOWN
+
 
 def check_revision(expected: int | None, facts: EngineFacts, *, from_header: bool = False) -> None:
     """Compare-and-swap on the administrative state. Raises RevisionMismatch."""
@@ -205,6 +217,10 @@ def _abort(document: JsonObject) -> Command:
     )
 
 
+def _shutdown(document: JsonObject) -> Command:
+    return Shutdown(model=_model(document))
+
+
 _READERS: Mapping[OperationKind, Callable[[JsonObject], Command]] = {
     OperationKind.FLUSH_CACHES: _flush,
     OperationKind.PAUSE: _pause,
@@ -218,4 +234,5 @@ _READERS: Mapping[OperationKind, Callable[[JsonObject], Command]] = {
     OperationKind.RECONFIGURE_SERVING: ReconfigureServing.of,
     OperationKind.LOAD_LORA: LoadLora.of,
     OperationKind.UNLOAD_LORA: UnloadLora.of,
+    OperationKind.SHUTDOWN: _shutdown,
 }

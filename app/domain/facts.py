@@ -20,9 +20,10 @@ EXTERNAL = "external"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseFact:
-    """`by`: the operation that paused it, or `external`. Times UTC."""
+    """`by`: the operation that paused it, or `external`. `mode` None: somebody else paused it, and
+    the engine does not tell how. Times UTC."""
 
-    mode: PauseMode
+    mode: PauseMode | None
     epoch: int
     by: str
     since: datetime | None

@@ -64,6 +64,8 @@ class ReleaseResources(Command):
             offered = can.resources.get(resource, frozenset())
             self._require(f"{resource.value} {self.content.value}", self.content in offered)
         self._require(f"drain {self.drain.value}", self.drain in can.drain_rules)
+        whole = not can.resources_together or set(self.resources) == set(can.resources)
+        self._require("one of its resources alone", whole)
 
     def check_state(self, facts: EngineFacts) -> None:
         if self.content is ContentPolicy.DISCARD:

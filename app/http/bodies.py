@@ -14,6 +14,7 @@ from app.domain.commands import (
     ReleaseResources,
     RestoreResources,
     Resume,
+    Shutdown,
 )
 from app.domain.engine import Dialect, Member, TlsNames
 from app.domain.kinds import (
@@ -175,6 +176,11 @@ class AbortRequestsBody(OrderBody):
 
     def command(self) -> Command:
         return AbortRequests(model=self.model, request_ids=self.request_ids, all=self.all)
+
+
+class ShutdownBody(OrderBody):
+    def command(self) -> Command:
+        return Shutdown(model=self.model)
 
 
 class CancelBody(Body):

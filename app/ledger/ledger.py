@@ -21,6 +21,7 @@ from app.ledger.engines import Engines
 from app.ledger.errors import LedgerUnavailable
 from app.ledger.events import Events
 from app.ledger.freezes import Freezes
+from app.ledger.kept_states import KeptStates
 from app.ledger.leases import Leases
 from app.ledger.operations import Operations
 from app.ledger.payloads import Payloads
@@ -61,6 +62,7 @@ class Ledger:
     duties: Duties
     sealing: Sealing
     browser_sessions: BrowserSessions
+    kept_states: KeptStates
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class Ledger:
         self.duties = Duties(database, clock)
         self.sealing = Sealing(database, clock)
         self.browser_sessions = BrowserSessions(database, clock)
+        self.kept_states = KeptStates(database)
         self._database = database
         self._schema = schema
         self._probe = probe

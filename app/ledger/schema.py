@@ -32,7 +32,7 @@ from app.ledger.database import Statements, database_errors
 from app.ledger.errors import LedgerInUse, SchemaAhead, SchemaBehind, UpgradeBusy
 from app.ledger.target import Target, sole_process, target_of
 
-NEEDS = "0009"
+NEEDS = "0011"
 """The oldest revision that this release works on. A migration whose tables or columns the program
 names in its statements raises it."""
 

@@ -375,6 +375,24 @@ leases = Table(
     CheckConstraint("fence >= 1", name="fence"),
 )
 
+# One row for each engine that keeps no revision and no record of orders itself.
+kept_states = Table(
+    "kept_states",
+    metadata,
+    Column("engine_id", Words, ForeignKey("engines.id"), primary_key=True),
+    Column("number", BIG, nullable=False),
+    Column("revision", BIG, nullable=False),
+    Column("pause_epoch", BIG, nullable=False),
+    Column("release_epoch", BIG, nullable=False),
+    # Without a foreign key: what is kept outlives operations that are no longer kept.
+    Column("operation_id", Words),
+    Column("document", JSON_DOCUMENT, nullable=False),
+    CheckConstraint(
+        "number >= 1 AND revision >= 0 AND pause_epoch >= 0 AND release_epoch >= 0",
+        name="counters",
+    ),
+)
+
 # A chain: each seal names the digest of the one before, which no two can.
 audit_seals = Table(
     "audit_seals",

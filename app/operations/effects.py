@@ -16,6 +16,7 @@ from app.domain.commands import (
     RestoreResources,
     Resume,
     SetWeightVersion,
+    Shutdown,
     StartProfile,
     UnloadLora,
     UpdateWeights,
@@ -61,6 +62,9 @@ def effect_of(command: Command, facts: EngineFacts, load: JsonObject | None) -> 
             return f"Calls the weights {command.weight_version}, which are {before} now."
         case UpdateWeights():
             return _update(command, facts, load)
+        case Shutdown():
+            running = _number(load, "running_requests")
+            return f"Ends the engine, and {_said(running)} running requests with it."
         case _:
             return f"Carries out {command.kind.value}."
 
@@ -90,8 +94,9 @@ def _resume(facts: EngineFacts) -> str:
     pause = facts.pause
     if pause is None:
         return f"Lifts pause {facts.pause_epoch}."
+    mode = "another client's" if pause.mode is None else pause.mode.value
     return (
-        f"Lifts pause {pause.epoch} ({pause.mode.value}): {pause.requests_kept} frozen requests "
+        f"Lifts pause {pause.epoch} ({mode}): {pause.requests_kept} frozen requests "
         f"continue and {pause.requests_held} held ones are let in."
     )
 

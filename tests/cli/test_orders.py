@@ -55,6 +55,7 @@ class TestWhatIsSent:
             ),
             (("abort", "e", "r-1", "r-2"), "abort-requests", {"request_ids": ["r-1", "r-2"]}),
             (("abort", "e", "--all"), "abort-requests", {"all": True}),
+            (("shutdown", "e"), "shutdown", {}),
             (("resume", "e", "--pause-epoch", "3"), "resume", {"pause_epoch": 3}),
             (
                 (

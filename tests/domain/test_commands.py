@@ -17,6 +17,7 @@ from app.domain.commands import (
     FlushCaches,
     Pause,
     Resume,
+    Shutdown,
     check_revision,
     command_of,
 )
@@ -88,7 +89,6 @@ class TestKeeping:
     @pytest.mark.parametrize(
         ("kind", "document"),
         [
-            (OperationKind.SHUTDOWN, {}),
             (OperationKind.PAUSE, {}),
             (OperationKind.PAUSE, {"mode": "sleep", "new_requests": "hold"}),
             (OperationKind.FLUSH_CACHES, {}),
@@ -102,6 +102,10 @@ class TestKeeping:
     ) -> None:
         with pytest.raises((KeyError, ValueError)):
             command_of(kind, document)
+
+    def test_an_end_of_the_engine_comes_back(self) -> None:
+        ending = Shutdown(model="tiny")
+        assert command_of(ending.kind, ending.document()) == ending
 
 
 class TestShape:
@@ -149,6 +153,8 @@ class TestCapability:
             (FlushCaches(caches=(CacheKind.PREFIX, CacheKind.MULTIMODAL)), {}),
             (Resume(pause_epoch=1), {"operations": frozenset()}),
             (AbortRequests(all=True), {"operations": frozenset({OperationKind.PAUSE})}),
+            (AbortRequests(all=True), {"abort_all": False}),
+            (Shutdown(), {"operations": frozenset({OperationKind.PAUSE})}),
         ],
     )
     def test_what_is_not_advertised_is_refused(

@@ -320,6 +320,12 @@ class TestCapability:
         with pytest.raises(UnsupportedOperation):
             command.check_supported(FULL)
 
+    def test_what_is_released_together_is_not_released_alone(self) -> None:
+        can = replace(FULL, resources_together=True)
+        release(resources=(WEIGHTS, KV)).check_supported(can)
+        with pytest.raises(UnsupportedOperation):
+            release(resources=(KV,)).check_supported(can)
+
     @pytest.mark.parametrize(
         "changes",
         [

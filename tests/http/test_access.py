@@ -75,6 +75,7 @@ NEEDS = {
     ("GET", "/v1/engines/{engine}/profiles/{profile}/artifact"): "admin:profile",
     ("POST", "/v1/engines/{engine}/profiles/{profile}/stop"): "admin:profile",
     ("POST", "/v1/engines/{engine}/abort-requests"): "admin:abort",
+    ("POST", "/v1/engines/{engine}/shutdown"): "admin:shutdown",
     ("GET", "/v1/operations"): "admin:read",
     ("GET", "/v1/operations/{operation}"): "admin:read",
     ("GET", "/v1/operations/{operation}/events"): "admin:read",

@@ -31,6 +31,7 @@ class CapabilitiesDocument(BaseModel):
     cancellable: list[str]
     cache_kinds: list[str]
     resources: dict[str, list[str]] = Field(description="Kind to content policies")
+    resources_together: bool = Field(description="They are released all at once, or not at all")
     pause_modes: list[str]
     new_requests: list[str]
     drain_rules: list[str]
@@ -40,6 +41,7 @@ class CapabilitiesDocument(BaseModel):
     components: list[str]
     profiler_kinds: list[str]
     reconfigurable: list[str]
+    abort_all: bool = Field(description="Whether requests can be ended without being named")
     models: list[str]
     world_size: int
     limits: LimitsDocument
@@ -52,6 +54,7 @@ class CapabilitiesDocument(BaseModel):
             cancellable=sorted(can.cancellable),
             cache_kinds=sorted(can.cache_kinds),
             resources={k.value: sorted(policies) for k, policies in can.resources.items()},
+            resources_together=can.resources_together,
             pause_modes=sorted(can.pause_modes),
             new_requests=sorted(can.new_requests),
             drain_rules=sorted(can.drain_rules),
@@ -61,6 +64,7 @@ class CapabilitiesDocument(BaseModel):
             components=sorted(can.components),
             profiler_kinds=sorted(can.profiler_kinds),
             reconfigurable=sorted(can.reconfigurable),
+            abort_all=can.abort_all,
             models=list(can.models),
             world_size=can.world_size,
             limits=LimitsDocument(

@@ -39,7 +39,7 @@ class HealthDocument(BaseModel):
 
 
 class PauseDocument(BaseModel):
-    mode: PauseMode
+    mode: PauseMode | None = Field(description="null: another client's, and the engine has no word")
     epoch: int
     by: str = Field(description="An operation id, or external")
     since: datetime | None

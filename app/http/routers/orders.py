@@ -14,6 +14,7 @@ from app.http.bodies import (
     ReleaseResourcesBody,
     RestoreResourcesBody,
     ResumeBody,
+    ShutdownBody,
 )
 from app.http.calls import Call
 from app.http.documents.operation import OperationDocument
@@ -27,6 +28,7 @@ from app.http.routers.needs import (
     MayPause,
     MayProfile,
     MayReconfigure,
+    MayShutDown,
     MayUpdateWeights,
 )
 from app.http.serving_bodies import ReconfigureServingBody
@@ -121,4 +123,11 @@ async def start_profile(who: MayProfile, call: Call, body: StartProfileBody) -> 
 @router.post("/abort-requests", status_code=202, response_model=OperationDocument)
 async def abort_requests(who: MayAbort, call: Call, body: AbortRequestsBody) -> Response:
     """End requests by id, or all of them. The result has an outcome for each."""
+    return await call.give(body, who)
+
+
+@router.post("/shutdown", status_code=202, response_model=OperationDocument)
+async def shut_down(who: MayShutDown, call: Call, body: ShutdownBody) -> Response:
+    """End the engine. It has succeeded when the engine process is gone. Only for engines that can
+    be told so."""
     return await call.give(body, who)

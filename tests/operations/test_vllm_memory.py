@@ -1,0 +1,216 @@
+"""Sleeping and waking engines that speak `vllm.Control`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from app.domain.commands import Pause, ReleaseResources, RestoreResources, Resume
+from app.domain.errors import ResourcesReleased, StaleReleaseEpoch, UnsupportedOperation
+from app.domain.kinds import (
+    Admission,
+    ContentPolicy,
+    DrainRule,
+    FailureEffect,
+    OperationKind,
+    OperationState,
+    PauseMode,
+    ResourceKind,
+    Verification,
+    WeightsState,
+)
+from app.domain.operation import Operation
+from tests.doubles.vllm_control import C
+from tests.operations.gateway import until
+from tests.operations.vllm import vllm_gateway
+
+pytestmark = pytest.mark.anyio
+
+S = OperationState
+W, KV = ResourceKind.WEIGHTS, ResourceKind.KV_CACHE
+BOTH = frozenset({W, KV})
+
+
+def release(
+    content: ContentPolicy = ContentPolicy.PRESERVE, drain: DrainRule = DrainRule.ABORT
+) -> ReleaseResources:
+    return ReleaseResources(resources=(W, KV), content=content, drain=drain)
+
+
+def restore(*resources: ResourceKind, epoch: int = 1) -> RestoreResources:
+    return RestoreResources(resources=resources or (W, KV), release_epoch=epoch)
+
+
+def reason(operation: Operation) -> str:
+    assert operation.error is not None
+    return operation.error.reason
+
+
+async def test_an_engine_sleeps_and_wakes_in_two_steps(tmp_path: Path) -> None:
+    async with vllm_gateway(tmp_path, 2) as gateway:
+        slept = await gateway.carry_out(release())
+        assert (slept.state, slept.verification) == (S.SUCCEEDED, Verification.UNVERIFIED)
+        assert slept.result == {
+            "changed": True,
+            "release_epoch": 1,
+            "released": ["kv_cache", "weights"],
+            "memory": [],
+            "pause_epoch": 1,
+        }
+        assert [warning.reason for warning in slept.warnings] == ["KV_CONTENT_DROPPED"]
+        facts = await gateway.facts()
+        assert (facts.admission, facts.released) == (Admission.PAUSED, BOTH)
+        assert (facts.release_epoch, facts.pause_epoch) == (1, 1)
+        assert facts.weights.state is WeightsState.VALID
+        assert [(m.level, m.mode) for m in gateway.engine.named("Sleep")] == [(1, 1)]
+        with pytest.raises(ResourcesReleased):
+            await gateway.give(Resume(pause_epoch=1))
+        with pytest.raises(StaleReleaseEpoch):
+            await gateway.give(restore(epoch=4))
+        first = await gateway.carry_out(restore(W))
+        assert (first.state, first.warnings) == (S.SUCCEEDED, ())
+        assert (await gateway.facts()).released == {KV}
+        last = await gateway.carry_out(restore(KV))
+        assert last.state is S.SUCCEEDED
+        assert [warning.reason for warning in last.warnings] == ["ADMISSION_OPENED_BRIEFLY"]
+        assert [list(m.tags) for m in gateway.engine.named("WakeUp")] == [["weights"], ["kv_cache"]]
+        facts = await gateway.facts()
+        assert (facts.admission, facts.released) == (Admission.PAUSED, frozenset())
+        assert all(one.control.paused for one in gateway.controls)
+        assert (await gateway.carry_out(Resume(pause_epoch=1))).state is S.SUCCEEDED
+        assert gateway.engine.generate() == "tokens"
+
+
+async def test_one_resource_alone_is_not_released(tmp_path: Path) -> None:
+    async with vllm_gateway(tmp_path) as gateway:
+        alone = ReleaseResources(
+            resources=(KV,), content=ContentPolicy.DISCARD, drain=DrainRule.ABORT
+        )
+        with pytest.raises(UnsupportedOperation):
+            await gateway.give(alone)
+        with pytest.raises(UnsupportedOperation):
+            await gateway.give(release(drain=DrainRule.REFUSE))
+
+
+async def test_without_sleep_mode_there_is_nothing_to_release(tmp_path: Path) -> None:
+    async with vllm_gateway(tmp_path) as gateway:
+        gateway.engine.sleep_mode = False
+        await gateway.controls[0].restart()
+        can = (await gateway.fleet.discover("e1")).capabilities
+        assert OperationKind.RELEASE_RESOURCES not in can.operations
+
+
+async def test_an_engine_without_weights_is_not_opened(tmp_path: Path) -> None:
+    """With its last resource vLLM would serve, on what happens to lie in memory."""
+    async with vllm_gateway(tmp_path) as gateway:
+        await gateway.carry_out(release(ContentPolicy.DISCARD))
+        assert gateway.engine.named("Sleep")[0].level == 2
+        assert (await gateway.facts()).weights.state is WeightsState.MISSING
+        assert reason(await gateway.carry_out(restore())) == "WEIGHTS_NOT_VALID"
+        assert (await gateway.carry_out(restore(W))).state is S.SUCCEEDED
+        assert reason(await gateway.carry_out(restore(KV))) == "WEIGHTS_NOT_VALID"
+        assert gateway.engine.paused
+        assert len(gateway.engine.named("WakeUp")) == 1
+
+
+async def test_a_deeper_sleep_is_not_claimed(tmp_path: Path) -> None:
+    """vLLM answers a second sleep with the level asked for, and stays as it is."""
+    async with vllm_gateway(tmp_path) as gateway:
+        await gateway.carry_out(release())
+        again = await gateway.carry_out(release())
+        assert again.result is not None
+        assert again.result["changed"] is False
+        deeper = await gateway.carry_out(release(ContentPolicy.DISCARD))
+        assert reason(deeper) == "RESOURCES_RELEASED"
+        assert len(gateway.engine.named("Sleep")) == 1
+
+
+async def test_frozen_requests_are_not_put_to_sleep(tmp_path: Path) -> None:
+    async with vllm_gateway(tmp_path) as gateway:
+        await gateway.carry_out(Pause(mode=PauseMode.KEEP))
+        refused = await gateway.carry_out(release(drain=DrainRule.WAIT))
+        assert reason(refused) == "REQUESTS_FROZEN"
+        assert (await gateway.carry_out(release())).state is S.SUCCEEDED
+
+
+async def test_a_sleep_that_waits_is_a_drain(tmp_path: Path) -> None:
+    async with vllm_gateway(tmp_path) as gateway:
+        gateway.engine.running = {"r"}
+        order = await gateway.give(release(drain=DrainRule.WAIT))
+        await until(lambda: gateway.engine.paused)
+        assert (await gateway.facts()).admission is Admission.DRAINING
+        gateway.engine.finish()
+        assert (await gateway.end_of(order)).state is S.SUCCEEDED
+
+
+async def test_a_sleep_whose_reply_is_lost_is_taken_as_a_sleep(tmp_path: Path) -> None:
+    """It may be only paused: to wake what is awake does no harm, the other way round it does."""
+    async with vllm_gateway(tmp_path) as gateway:
+        gateway.engine.loses.add("Sleep")
+        ended = await gateway.carry_out(release())
+        assert reason(ended) == "RELEASE_UNCONFIRMED"
+        facts = await gateway.facts()
+        assert (facts.released, facts.release_epoch) == (BOTH, 1)
+        assert (await gateway.carry_out(restore())).state is S.SUCCEEDED
+        assert (await gateway.facts()).released == frozenset()
+
+
+async def test_a_wake_up_whose_reply_is_lost_leaves_admission_closed(tmp_path: Path) -> None:
+    async with vllm_gateway(tmp_path) as gateway:
+        await gateway.carry_out(release())
+        gateway.engine.loses.add("WakeUp")
+        gateway.engine.fails["PauseGeneration"] = [(C.UNAVAILABLE, "reset")]
+        ended = await gateway.carry_out(restore())
+        assert ended.state is S.SUCCEEDED
+        assert gateway.engine.paused
+        assert (await gateway.facts()).admission is Admission.PAUSED
+
+
+async def test_a_wake_up_of_which_nothing_is_known_leaves_it_asleep(tmp_path: Path) -> None:
+    async with vllm_gateway(tmp_path) as gateway:
+        await gateway.carry_out(release())
+        gateway.engine.fails["WakeUp"] = [(C.UNAVAILABLE, "reset")]
+        assert reason(await gateway.carry_out(restore())) == "RESTORE_UNCONFIRMED"
+        facts = await gateway.facts()
+        assert (facts.released, facts.admission) == (BOTH, Admission.PAUSED)
+        assert (await gateway.carry_out(restore())).state is S.SUCCEEDED
+
+
+async def test_the_gateway_restarted_while_it_wakes_an_engine(tmp_path: Path) -> None:
+    async with vllm_gateway(tmp_path) as gateway:
+        await gateway.carry_out(release())
+        answer = gateway.engine.hangs["PauseGeneration"] = asyncio.Event()
+        order = await gateway.give(restore())
+        await until(lambda: not gateway.engine.paused)
+        await gateway.stop()
+        gateway.engine.hangs.clear()
+        answer.set()
+        await gateway.start()
+        ended = await gateway.end_of(order)
+        assert ended.state is S.SUCCEEDED
+        assert gateway.engine.paused
+        assert "ADMISSION_OPENED_BRIEFLY" in {warning.reason for warning in ended.warnings}
+
+
+async def test_a_member_that_does_not_wake_is_named(tmp_path: Path) -> None:
+    async with vllm_gateway(tmp_path, 2) as gateway:
+        await gateway.carry_out(release())
+        gateway.controls[1].control.fails["WakeUp"] = [(C.INTERNAL, "no memory")]
+        ended = await gateway.carry_out(restore())
+        assert ended.error is not None
+        assert (ended.error.ranks, ended.error.effect) == ((1,), FailureEffect.APPLIED_IN_PART)
+        facts = await gateway.facts()
+        assert (facts.admission, facts.released) == (Admission.PAUSED, BOTH)
+        assert (await gateway.carry_out(restore())).state is S.SUCCEEDED
+
+
+async def test_who_resumes_a_sleeping_engine_is_seen(tmp_path: Path) -> None:
+    """Past the gateway: what it would have refused, vLLM takes."""
+    async with vllm_gateway(tmp_path) as gateway:
+        await gateway.carry_out(release())
+        gateway.engine.paused = False
+        facts = await gateway.facts()
+        assert (facts.admission, facts.released) == (Admission.OPEN, BOTH)
+        assert not facts.serving
