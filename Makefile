@@ -1,6 +1,7 @@
 # make demo              everything running on this machine; ARGS goes to `chadburn demo`
 # make test              all checks and tests (CI runs this)
 # make test-full         the same with every long figure; writes docs/test-report.md
+# make test-vllm         against real vLLM, which it builds in .vllm (Linux, 6 GB; not in make test)
 # make lint              the checks alone
 # make mutation-test     change app/auth in thousands of ways; writes docs/mutation-report.md
 # make proto             generate app/rpc/ and docs/operation-fields.md from proto/
@@ -9,7 +10,7 @@
 # Needs Python 3.11 or later, git and make; the targets install the rest into .venv.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := test
-.PHONY: demo test test-full lint mutation-test proto bench
+.PHONY: demo test test-full test-vllm lint mutation-test proto bench
 
 demo:
 	@scripts/setup demo
@@ -20,6 +21,11 @@ test: lint
 
 test-full: lint
 	@scripts/test --full
+
+test-vllm:
+	@scripts/setup dev
+	@scripts/setup-vllm
+	@scripts/test-vllm $(ARGS)
 
 lint:
 	@scripts/setup dev

@@ -1,0 +1,48 @@
+"""Engines of real vLLM for the tests in this folder. They run in `make test-vllm` alone."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.vllm.servers import DATA, HOME, Server, serving
+
+# An engine's start takes up to a minute on two cores, and some tests start several.
+LIMIT_S = 900
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
+
+
+@pytest.fixture(scope="session")
+def models() -> Path:
+    """The folder with the models `a`, `b` and what is wrong with others; made once."""
+    python = HOME / "env" / "bin" / "python"
+    assert (HOME / "done-plugin").exists(), "real vLLM is not built: run scripts/setup-vllm"
+    script = Path(__file__).with_name("models.py")
+    digest = hashlib.sha256(script.read_bytes()).hexdigest()[:12]
+    folder = DATA / f"models-{digest}"
+    if not folder.exists():
+        subprocess.run([python, script, folder], check=True, stdin=subprocess.DEVNULL)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python_engine(models: Path) -> Iterator[Server]:
+    """vLLM's Python server with model `a`; one for the tests of a module."""
+    with serving(models / "a") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def rust_engine(models: Path) -> Iterator[Server]:
+    """vLLM's Rust front end with `vllm.Control` and model `a`; one for the tests of a module."""
+    with serving(models / "a", rust=True) as server:
+        yield server
