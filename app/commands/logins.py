@@ -19,7 +19,7 @@ from app.commands.target import DEMO_DIR, DemoDir, Url, read_ready
 if TYPE_CHECKING:
     from app.commands.login.asking import AskedAs, Tokens
     from app.commands.login.device import Begun
-    from app.commands.login.keeping import Kept, Secret
+    from app.commands.login.keeping import Kept, Logins, Secret
     from app.commands.login.metadata import IssuerEndpoints, Protected
 
 CLIENT_ID = "chadburn"
@@ -92,7 +92,13 @@ def login(
         kept = _as_person(gateway, at, client_id, asked, browser=not no_browser)
     who = _checked(kept, at)
     with logins.held(gateway.url) as held, held.place() as put:
+        before = _readable(logins, gateway.url)
         put(kept)
+    if before is not None and _is_apart(before, kept):
+        try:
+            _revoke(before)
+        except CommandFailed as failed:
+            _tell(f"the issuer may still take the tokens of the login before: {failed.line}")
     print(f"logged in at {gateway.url} as {who}")
 
 
@@ -149,7 +155,7 @@ def _as_person(
     who = AskedAs(client_id=client_id)
     begun = begin(at, who, asked)
     _show(begun, browser=browser)
-    return _kept(gateway, at, who, wait(at, who, begun), asked)
+    return _kept(gateway, at, who, wait(at, who, begun, say=_tell), asked)
 
 
 def _as_program(
@@ -194,6 +200,7 @@ def _kept(
         lifetime_s=found.lifetime_s,
         expires_at=time.time() + found.lifetime_s,
         refresh_token=found.refresh_token if secret is None else None,
+        session=found.session,
     )
 
 
@@ -246,6 +253,28 @@ def _show(begun: Begun, *, browser: bool) -> None:
     )
     if browser and desktop and sys.stderr.isatty():
         webbrowser.open(begun.direct or begun.address)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _readable(logins: Logins, gateway: str) -> Kept | None:
+    """What is damaged, or others may read, is replaced all the same."""
+    with contextlib.suppress(CommandFailed):
+        return logins.read(gateway)
+    return None
+
+
+def _is_apart(before: Kept, now: Kept) -> bool:
+    """Whether a person's login before is known to be another one at the issuer, so that its end is
+    not that of the new one: issuers end with a refresh token all that came of the same login
+    (RFC 7009 section 2.1), and may have given out more of it now."""
+    if before.refresh_token is None or before.refresh_token == now.refresh_token:
+        return False
+    if (before.issuer, before.client_id) != (now.issuer, now.client_id):
+        return True
+    return None not in (before.session, now.session) and before.session != now.session
 
 
 def _checked(kept: Kept, at: IssuerEndpoints) -> str:

@@ -35,6 +35,7 @@ from app.http.routers import (
     orders,
     problem_pages,
     profiles,
+    session_page,
 )
 from app.observability.metrics import Metrics
 
@@ -54,7 +55,10 @@ _ROUTERS = (
     audit.router,
     identity.router,
     login.router,
+    login.for_people,
+    login.brought,
     login.by_issuers,
+    session_page.router,
     health.router,
     problem_pages.router,
 )

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.domain.errors import ChadburnError
+from app.http.pages import failure_page, prefers_page
 from app.http.problems import problem_of
 from app.http.records import record_refusal
 from app.http.refusals import MalformedRequest, MethodRefused, NotThere, SchemaViolation
@@ -76,6 +77,9 @@ async def _refused(
     rooms: Rooms | None = getattr(request.state, "rooms", None)
     answer = error if rooms is None else rooms.allowances.refused(request, error)
     await record_refusal(request, error, folded=answer is not error)
+    route = request.scope.get("route")
+    if isinstance(route, EdgeRoute) and route.for_people and prefers_page(request):
+        return failure_page(request, answer)
     return problem_of(answer, request.scope, errors=errors)
 
 

@@ -45,10 +45,12 @@ class UndeclaredRoute(RuntimeError):
 
 class EdgeRoute(APIRoute):
     """`any_query`: also parameters that the route does not name. `any_body`: its handler reads the
-    body, of whatever type."""
+    body, of whatever type. `for_people`: browsers come here by themselves, and failures are pages
+    to those that ask for one."""
 
     any_query: ClassVar[bool] = False
     any_body: ClassVar[bool] = False
+    for_people: ClassVar[bool] = False
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
@@ -106,6 +108,10 @@ class EdgeRoute(APIRoute):
             await self.app(scope, receive, _without_body(send))
             return
         await super().handle(scope, receive, send)
+
+
+class PageRoute(EdgeRoute):
+    for_people = True
 
 
 async def _found(request: Request, engine_id: str) -> Engine:

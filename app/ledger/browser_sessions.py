@@ -77,18 +77,24 @@ class BrowserSessions:
         ended: Callable[[Actor, str], AuditEntry],
         instead_of: Sequence[str] = (),
         most: int,
-    ) -> None:
-        """`instead_of`: digests of sessions that end with it. Of its person's sessions the `most`
-        newest stay. `ended`: the entry for each that ends, of whom and for what reason."""
+    ) -> tuple[StoredSession, ...]:
+        """Gives those that end with it. `instead_of`: digests of sessions that do. Of its person's
+        sessions the `most` newest stay. `ended`: the entry for each that ends before its time, of
+        whom and for what reason."""
 
-        async def end(write: Write, reason: str, *which: ColumnElement[bool]) -> None:
-            for actor, in_time in await _delete(write, *which, now=session.started_at):
-                if in_time:
-                    await write_entry(write, ended(actor, reason))
+        async def end(
+            write: Write, reason: str, *which: ColumnElement[bool]
+        ) -> list[StoredSession]:
+            found = await _delete(write, *which)
+            for one in found:
+                if one.over_at > session.started_at:
+                    await write_entry(write, ended(one.actor, reason))
+            return found
 
-        async def work(write: Write) -> None:
+        async def work(write: Write) -> tuple[StoredSession, ...]:
+            gone: list[StoredSession] = []
             if instead_of:
-                await end(write, SESSION_REPLACED, table.c.digest.in_(instead_of))
+                gone += await end(write, SESSION_REPLACED, table.c.digest.in_(instead_of))
             await write.connection.execute(insert(table).values(_values(session)))
             newest = (
                 select(table.c.digest)
@@ -99,10 +105,11 @@ class BrowserSessions:
             kept = [row.digest for row in await write.connection.execute(newest)]
             kept = [session.digest, *(one for one in kept if one != session.digest)][:most]
             surplus = table.c.digest.not_in(kept)
-            await end(write, SESSIONS_TOO_MANY, *_same_person(session), surplus)
+            gone += await end(write, SESSIONS_TOO_MANY, *_same_person(session), surplus)
             await write_entry(write, audit)
+            return tuple(gone)
 
-        await self._database.write(work)
+        return await self._database.write(work)
 
     async def get(self, digest: str) -> StoredSession | None:
         """Also one whose time is up and that nobody has cleared away yet."""
@@ -222,9 +229,9 @@ class BrowserSessions:
         async def work(write: Write) -> int | None:
             if not await claim_proof(write, logout.once, logout.until):
                 return None
-            ended = await _delete(write, *named, now=self._clock.now())
-            for actor, _ in ended:
-                await write_entry(write, audit(actor))
+            ended = await _delete(write, *named)
+            for one in ended:
+                await write_entry(write, audit(one.actor))
             return len(ended)
 
         return await self._database.write(work)
@@ -247,19 +254,9 @@ class BrowserSessions:
         return await self._database.write(work)
 
 
-async def _delete(
-    write: Write, *which: ColumnElement[bool], now: datetime
-) -> list[tuple[Actor, bool]]:
-    """Whose they were, and whether their time was not up."""
-    gone = (
-        delete(table)
-        .where(*which)
-        .returning(table.c.issuer, table.c.subject, table.c.client_id, table.c.over_at)
-    )
-    return [
-        (Actor(row.issuer, row.subject, row.client_id), row.over_at > now)
-        for row in await write.connection.execute(gone)
-    ]
+async def _delete(write: Write, *which: ColumnElement[bool]) -> list[StoredSession]:
+    gone = delete(table).where(*which).returning(table)
+    return [_of(row) for row in await write.connection.execute(gone)]
 
 
 def _same_person(session: StoredSession) -> tuple[ColumnElement[bool], ...]:

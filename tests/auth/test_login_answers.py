@@ -41,7 +41,7 @@ async def desk(
 
 async def test_a_good_answer_and_what_was_asked_for(desk: Desk) -> None:
     finished = await desk.log_in()
-    assert finished.location == "/auth/session"
+    assert finished.location == "/auth/"
     headers, form = desk.origin.posted[-1]
     assert form["grant_type"] == "authorization_code"
     assert form["redirect_uri"] == "https://gw.test/auth/callback"

@@ -124,7 +124,7 @@ def test_cookies_of_a_request(headers: list[str], found: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/engines/e1", "/a?next=//evil.test&x=%2f#y", "/auth/session"]
+    "path", ["/", "/engines/e1", "/a?next=//evil.test&x=%2f#y", "/auth/session", "/auth/"]
 )
 def test_ways_back(path: str) -> None:
     assert HTTPS.return_path(path) == path
@@ -134,8 +134,8 @@ def test_ways_back(path: str) -> None:
 
 
 def test_the_way_back_where_none_was_named() -> None:
-    assert HTTPS.return_path(None) == "/auth/session"
-    assert PREFIXED.return_path(None) == "/chadburn/auth/session"
+    assert HTTPS.return_path(None) == "/auth/"
+    assert PREFIXED.return_path(None) == "/chadburn/auth/"
     for path in ("/chadburn", "/chadburnx/a", "/chadburn/auth/login", "//chadburn/a"):
         with pytest.raises(ReturnRefused):
             PREFIXED.return_path(path)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from playwright.async_api import Page, Route
+from playwright.async_api import ConsoleMessage, Page, Route
 
 from tests.browser.elsewhere import Elsewhere
 from tests.http.logging_in import Site
@@ -73,6 +73,24 @@ async def test_a_person_logs_in_gives_an_order_and_logs_out(page: Page, at: Site
     assert (status, ended["end_session_url"].startswith(at.provider.issuer)) == (200, True)
     status, said = await of_own_page(page, "GET", "/v1/me")
     assert (status, said["reason"]) == (401, "TOKEN_MISSING")
+
+
+@pytest.mark.long
+async def test_the_page_of_a_session_has_a_button_that_ends_it(page: Page, at: Site) -> None:
+    faults: list[str] = []
+
+    def hear(said: ConsoleMessage) -> None:
+        if said.type == "error" and said.location["url"].startswith(at.base):
+            faults.append(said.text)
+
+    page.on("console", hear)
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    await log_in(page, at, "/auth/")
+    await page.click("text=Log out")
+    await page.wait_for_url(f"{at.provider.issuer}/session/end**")
+    await page.goto(f"{at.base}/auth/")
+    assert await page.inner_text("h1") == "Nobody is logged in"
+    assert faults == []
 
 
 async def test_events_reach_a_page_with_the_cookie_alone(page: Page, at: Site) -> None:

@@ -98,6 +98,34 @@ async def test_a_login_serves_every_command(
     assert (given.code, "TOKEN_MALFORMED" in given.err) == (6, True)
 
 
+async def test_a_second_login_ends_the_first_at_the_issuer(
+    call: Call, gate: Gateway, monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    await log_in(call, monkeypatch, gate, picks("otto"))
+    before = kept(config)
+    for person in ("otto", "vera"):
+        ran, shown = await log_in(call, monkeypatch, gate, picks(person))
+        assert ran.code == 0, shown
+        assert await refreshes_with(gate, before["refresh_token"]) == "invalid_grant"
+        before = kept(config)
+    # One that is damaged, or that its issuer can't be told of, does not keep anybody out.
+    change(config, issuer="http://127.0.0.1:9")
+    ran, shown = await log_in(call, monkeypatch, gate, picks("otto"))
+    assert (ran.code, "may still take the tokens of the login before: " in shown) == (0, True)
+    only_login(config).write_text("{")
+    ran, shown = await log_in(call, monkeypatch, gate, picks("otto"))
+    assert ran.code == 0, shown
+    change(config, expires_at=0)
+    assert (await call("engines", "list", "--url", gate.url)).code == 0
+
+
+async def refreshes_with(gate: Gateway, refresh_token: str) -> str | None:
+    form = {"grant_type": "refresh_token", "refresh_token": refresh_token, "client_id": "chadburn"}
+    async with httpx2.AsyncClient() as http:
+        answer = await http.post(f"{gate.issuer.issuer}/token", data=form)
+    return None if answer.status_code == 200 else str(answer.json()["error"])
+
+
 async def test_it_is_kept_for_its_user_alone(
     call: Call, gate: Gateway, monkeypatch: pytest.MonkeyPatch, config: Path
 ) -> None:

@@ -323,8 +323,14 @@ def test_waiting_outlasts_an_issuer_that_is_away(gateway: Gateway) -> None:
     good = Answer(body={"access_token": "t", "token_type": "Bearer"})
     gateway.then(lambda _: answers.pop(0) if answers else good)
     slept: list[float] = []
-    found = wait(*device(gateway), sleep=slept.append, clock=lambda: sum(slept))
+    said: list[str] = []
+    at, who, begun = device(gateway)
+    found = wait(at, who, begun, say=said.append, sleep=slept.append, clock=lambda: sum(slept))
     assert (found.access_token, slept) == ("t", [10.0, 20.0, 20.0])
+    away, back = said
+    assert away.startswith(f"no answer from {gateway.url}/token: ")
+    assert away.endswith("; trying again")
+    assert back == f"{gateway.url} answers again; still waiting for you"
 
 
 def device(gateway: Gateway) -> tuple[IssuerEndpoints, AskedAs, Begun]:

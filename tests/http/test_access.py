@@ -40,6 +40,8 @@ LOGIN = {
     "/auth/callback",
     "/auth/callback/{client}",
     "/auth/session",
+    "/auth/",
+    "/auth/page.js",
     "/auth/logout",
     "/auth/backchannel-logout",
 }

@@ -88,7 +88,7 @@ async def test_on_loopback_without_tls(tmp_path: Path, provider: RealProvider) -
     async with site(tmp_path, provider, base=None, login=public, registration=registered) as at:
         browser = at.browser()
         back = await browser.log_in("nadia")
-        assert (back.status_code, back.headers["location"]) == (303, "/auth/session")
+        assert (back.status_code, back.headers["location"]) == (303, "/auth/")
         assert set(browser.cookies) == {"chadburn-session"}
         assert (await browser.session())["subject"] == "nadia"
         assert (await browser.call("GET", "/v1/me")).status_code == 200
@@ -133,7 +133,7 @@ async def test_logging_out_here_and_at_the_issuer(tmp_path: Path, provider: Real
         assert asked["client_id"] == [RENEWED]
         assert await leave_provider(browser, url) == f"{PUBLIC}/"
         front = await browser.come_back(f"{PUBLIC}/")
-        assert (front.status_code, front.headers["location"]) == (303, "/auth/session")
+        assert (front.status_code, front.headers["location"]) == (303, "/auth/")
         again = await browser.issuers.get(await browser.begin(provider.issuer))
         asked_again = (await followed(browser, again)).text
         assert 'name="login"' in asked_again
@@ -141,6 +141,38 @@ async def test_logging_out_here_and_at_the_issuer(tmp_path: Path, provider: Real
         assert (row["principal"]["subject"], row["reason"]) == ("nadia", None)
         nothing = await at.browser().call("POST", "/auth/logout")
         assert nothing.json() == {"end_session_url": None}
+
+
+async def test_a_session_that_is_replaced_ends_at_its_issuer(
+    tmp_path: Path, provider: RealProvider
+) -> None:
+    """And takes nothing of the new one along."""
+    async with site(tmp_path, provider, client_id=BRIEF) as at:
+        browser = at.browser()
+
+        async def refused(refresh: str | None) -> str:
+            form = {"grant_type": "refresh_token", "refresh_token": refresh}
+            auth = (BRIEF, quote_plus(SECRET))
+            answer = await browser.issuers.post(f"{provider.issuer}/token", data=form, auth=auth)
+            return str(answer.json().get("error"))
+
+        await browser.log_in("nadia", provider.issuer)
+        first = (await at.tokens_of(browser)).refresh
+        # Still logged in at the issuer, which takes both for one.
+        await browser.log_in("nadia", provider.issuer)
+        second = (await at.tokens_of(browser)).refresh
+        assert first != second
+        for _ in range(2):  # each of these refreshes
+            assert (await browser.call("GET", "/v1/me")).status_code == 200
+        third = (await at.tokens_of(browser)).refresh
+        for name in ("nadia", "otto"):
+            browser.issuers.cookies.clear()
+            await browser.log_in(name, provider.issuer)
+            assert await refused(third) == "invalid_grant", name
+            assert (await browser.call("GET", "/v1/me")).json()["subject"] == name
+            third = (await at.tokens_of(browser)).refresh
+        rows = await at.audited("end_session")
+        assert [row["reason"] for row in rows] == ["SESSION_REPLACED"] * 3
 
 
 async def test_the_issuer_ends_a_session(tmp_path: Path, provider: RealProvider) -> None:

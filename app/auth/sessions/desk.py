@@ -5,6 +5,7 @@ A session can do what its access token could do as a bearer, and is judged in th
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -67,7 +68,8 @@ class SessionDesk:
         replaced: Sequence[str],
     ) -> str:
         """The text of Set-Cookie for a new session, whose id nobody has seen before. `replaced`:
-        ids that the browser had until now, good or not; what they stood for ends."""
+        ids that the browser had until now, good or not; what they stood for ends, and at its issuer
+        too, where that would not end the new one."""
         assert granted.id_token is not None
         now = self._clock.now()
         session_id = self._new_secret()
@@ -86,13 +88,14 @@ class SessionDesk:
             over_at=min(now + timedelta(seconds=self._rules.idle_s), ends_at),
             ends_at=ends_at,
         )
-        await self._store.begin(
+        ended = await self._store.begin(
             session,
             audit=visitor.entry(now, "login", session.actor),
             ended=lambda actor, reason: visitor.entry(now, "end_session", actor, reason),
             instead_of=[digest_of(one) for one in replaced],
             most=self._rules.most_of_person,
         )
+        await asyncio.gather(*(self._revoke(one) for one in ended if is_apart(one, session)))
         return self.place.cookie(self.place.session_cookie, session_id, None)
 
     async def found(self, cookies: Sequence[str]) -> StoredSession | None:
@@ -140,15 +143,11 @@ class SessionDesk:
         None: that is not offered, or the issuer can't be asked at present."""
         entry = visitor.entry(self._clock.now(), "logout", session.actor)
         await self._store.end(session.digest, entry)
-        try:
-            tokens = self._safe.take(session)
-        except SessionEnded:
+        tokens = await self._revoke(session)
+        if tokens is None:
             return None
-        provider = self._providers[session.actor.issuer]
-        if tokens.refresh is not None:
-            await provider.revoke(tokens.refresh)
         try:
-            return await provider.end_session_url(
+            return await self._providers[session.actor.issuer].end_session_url(
                 tokens.identity, return_to=f"{self.place.base_url}{FRONT}"
             )
         except IssuerUnavailable:
@@ -182,7 +181,28 @@ class SessionDesk:
             raise LogoutTokenRefused("it was shown before")
         return ended
 
+    async def _revoke(self, session: StoredSession) -> KeptTokens | None:
+        """Have its refresh token made void, if that can be. None: its tokens are lost already."""
+        provider = self._providers.get(session.actor.issuer)
+        try:
+            tokens = self._safe.take(session)
+        except SessionEnded:
+            return None
+        if tokens.refresh is not None and provider is not None:
+            await provider.revoke(tokens.refresh)
+        return tokens
+
     async def _over(self, session: StoredSession, visitor: Visitor, reason: str) -> SessionEnded:
         entry = visitor.entry(self._clock.now(), "end_session", session.actor, reason)
         await self._store.end(session.digest, entry)
         return SessionEnded()
+
+
+def is_apart(one: StoredSession, other: StoredSession) -> bool:
+    """Whether they are known to be of two logins at the issuer. With a refresh token a provider
+    ends all that came of the same one (RFC 7009 section 2.1), and may give a person who was logged
+    in there already more of it: so what is not known is left alone."""
+    if (one.actor.issuer, one.login_subject) != (other.actor.issuer, other.login_subject):
+        return True
+    sessions = {one.provider_session, other.provider_session}
+    return None not in sessions and len(sessions) > 1

@@ -13,6 +13,8 @@ REQUEST_HEADER = "X-Requested-With"
 REQUEST_HEADER_VALUE = "chadburn"
 SESSION_PAGE = "/auth/session"
 FRONT = "/"
+HOME = "/auth/"
+"""The page of who is logged in."""
 CALLBACK = "/auth/callback"
 
 _LOGIN_COOKIE = "chadburn-login-"
@@ -80,7 +82,7 @@ class BrowserPlace:
         """Raises ReturnRefused for what could lead a browser to another origin, or round in
         circles: it takes backslashes for slashes, and leaves out tabs and line breaks."""
         if wanted is None:
-            return self.prefix + SESSION_PAGE
+            return self.prefix + HOME
         plain = len(wanted) <= _MAX_RETURN_CHARS and all(
             "\x21" <= char <= "\x7e" for char in wanted
         )
@@ -92,7 +94,7 @@ class BrowserPlace:
         within = path.removeprefix(self.prefix)
         if not path.startswith(self.prefix) or not within.startswith("/"):
             raise ReturnRefused
-        if within.startswith("/auth/") and within != SESSION_PAGE:
+        if within.startswith("/auth/") and within not in (HOME, SESSION_PAGE):
             raise ReturnRefused
         return wanted
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -78,6 +80,8 @@ class Tokens:
     lifetime_s: float
     refresh_token: str | None = field(default=None, repr=False)
     scope: str | None = None
+    session: str | None = None
+    """What the issuer calls this login, where it says so in an ID token (`sub` and `sid`)."""
 
 
 class Refused(CommandFailed):
@@ -211,7 +215,22 @@ def _tokens(url: str, answer: Mapping[str, Any]) -> Tokens:
         lifetime_s=_lifetime_s(answer.get("expires_in")),
         refresh_token=refresh,
         scope=scope if isinstance(scope, str) else None,
+        session=_session(answer.get("id_token")),
     )
+
+
+def _session(id_token: object) -> str | None:
+    """It came over the connection that the tokens came over, and nobody is let in by it: to read it
+    is enough."""
+    parts = id_token.split(".") if isinstance(id_token, str) else []
+    if len(parts) != 3 or len(parts[1]) > MAX_TOKEN_CHARS:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        named = [claims["sub"], claims["sid"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return json.dumps(named) if all(isinstance(one, str) for one in named) else None
 
 
 def _is_token(found: object) -> bool:

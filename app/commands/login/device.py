@@ -67,17 +67,23 @@ def wait(
     who: AskedAs,
     begun: Begun,
     *,
+    say: Callable[[str], None] = lambda _: None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tokens:
     """Asks until a person has decided; at once as well, so that an issuer which does not know us
-    says so before anybody types a code. Raises CommandFailed."""
+    says so before anybody types a code. `say`: told when the issuer is away, and when it is back.
+    Raises CommandFailed."""
     ends_at = clock() + begun.lasts_s
     interval_s = begun.interval_s
+    away = False
     while True:
         try:
             return tokens(at.token, who, GRANT, device_code=begun.device_code)
         except Refused as refused:
+            if away:
+                say(f"{at.issuer} answers again; still waiting for you")
+            away = False
             if refused.error == "slow_down":
                 interval_s += INTERVAL_S
             elif refused.error != "authorization_pending":
@@ -89,6 +95,9 @@ def wait(
             # Out of reach for a moment, while the person may still be busy elsewhere.
             if failed.exit is not Exit.UNREACHABLE or clock() > ends_at:
                 raise
+            if not away:
+                say(f"{failed.line}; trying again")
+            away = True
             interval_s = min(2 * interval_s, 60.0)
         if clock() > ends_at:
             raise CommandFailed(Exit.REFUSED, f"{at.issuer}: {_ENDS['expired_token']}")

@@ -53,6 +53,8 @@ class Kept:
     lifetime_s: float
     expires_at: float
     refresh_token: str | None = field(default=None, repr=False)
+    session: str | None = None
+    """What the issuer calls it; None: it does not say."""
 
 
 class Logins:
@@ -231,7 +233,10 @@ def _kept(found: Any, gateway: str) -> Kept:
         raise ValueError("another version, or another gateway")
     secret = found.pop("secret")
     kept = Kept(**found, secret=None if secret is None else Secret(**secret))
-    texts = (kept.issuer, kept.client_id, kept.auth, kept.access_token, kept.refresh_token or "")
+    texts = (
+        *(kept.issuer, kept.client_id, kept.auth, kept.access_token),
+        *(kept.refresh_token or "", kept.session or ""),
+    )
     numbers = (kept.lifetime_s, kept.expires_at)
     if not all(isinstance(text, str) for text in (*texts, *kept.parameters.values())):
         raise TypeError("a text is none")

@@ -9,19 +9,20 @@ from urllib.parse import parse_qsl, urlencode
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 
 from app.auth.requires import Public, caller_by_session, visitor_of
 from app.auth.sessions.desk import SessionDesk
 from app.auth.sessions.errors import LogoutTokenRefused, SessionEnded
 from app.auth.sessions.logins import LoginAnswer, Logins
-from app.auth.sessions.places import CALLBACK, FRONT, SESSION_PAGE
+from app.auth.sessions.places import CALLBACK, FRONT, HOME, SESSION_PAGE
+from app.http.pages import LOGIN, page
 from app.http.refusals import MediaTypeRefused, NotThere
 from app.http.replies import problem_entry, reply
 from app.http.rooms import House, Rooms
-from app.http.route import EdgeRoute
+from app.http.route import EdgeRoute, PageRoute
 
-LOGIN, LOGOUT, BACKCHANNEL = "/auth/login", "/auth/logout", "/auth/backchannel-logout"
+LOGOUT, BACKCHANNEL = "/auth/logout", "/auth/backchannel-logout"
 _FORM = "application/x-www-form-urlencoded"
 _MAX_FORM_BYTES = 64 * 1024
 
@@ -33,7 +34,13 @@ class _ByIssuers(EdgeRoute):
     any_body = True
 
 
+class _BroughtByPeople(_ByIssuers):
+    for_people = True
+
+
 router = APIRouter(tags=["login"], route_class=EdgeRoute, dependencies=[Public])
+for_people = APIRouter(route_class=PageRoute, dependencies=[Public], include_in_schema=False)
+brought = APIRouter(route_class=_BroughtByPeople, dependencies=[Public], include_in_schema=False)
 by_issuers = APIRouter(route_class=_ByIssuers, dependencies=[Public], include_in_schema=False)
 
 OneParameter = Annotated[str | None, Query(max_length=8192)]
@@ -62,14 +69,14 @@ class LogoutDocument(BaseModel):
     )
 
 
-@router.get(FRONT, include_in_schema=False)
+@for_people.get(FRONT)
 async def show_front(house: House) -> Response:
     """Where issuers send the browser after a logout."""
     _, desk = _login_of(house)
-    return RedirectResponse(f"{desk.place.prefix}{SESSION_PAGE}", 303)
+    return RedirectResponse(f"{desk.place.prefix}{HOME}", 303)
 
 
-@router.get(LOGIN, include_in_schema=False)
+@for_people.get(LOGIN)
 async def begin_login(
     request: Request,
     house: House,
@@ -81,7 +88,7 @@ async def begin_login(
     client = logins.client_for(issuer)
     if client is None:
         desk.place.return_path(return_to)  # refused now rather than behind the next click
-        return HTMLResponse(_chooser(house, return_to))
+        return _chooser(house, return_to)
     begun = await logins.begin(client, return_to, request.headers.getlist("cookie"))
     answer = RedirectResponse(begun.location, 303)
     for cookie in (*begun.gone, begun.cookie):
@@ -89,7 +96,7 @@ async def begin_login(
     return answer
 
 
-@by_issuers.get(CALLBACK)
+@brought.get(CALLBACK)
 async def finish_login(
     request: Request,
     house: House,
@@ -103,7 +110,7 @@ async def finish_login(
     return await _finished(request, house, given)
 
 
-@by_issuers.get(CALLBACK + "/{client}")
+@brought.get(CALLBACK + "/{client}")
 async def finish_login_of(
     client: str,
     request: Request,
@@ -121,7 +128,7 @@ async def finish_login_of(
 @router.get(SESSION_PAGE, response_model=SessionDocument, responses=problem_entry(403))
 async def read_session(request: Request, house: House) -> Response:
     """Who is logged in in this browser. To ask keeps no session from being idle."""
-    desk, logins = house.browser_sessions, _choices(house, None)
+    desk, logins = house.browser_sessions, choices(house, None)
     who = None
     if desk is not None:
         try:
@@ -209,7 +216,7 @@ async def _form_value(request: Request, name: str) -> str:
     return values[0]
 
 
-def _choices(house: Rooms, return_to: str | None) -> list[LoginDocument]:
+def choices(house: Rooms, return_to: str | None) -> list[LoginDocument]:
     if house.logins is None or house.browser_sessions is None:
         return []
     more = {} if return_to is None else {"return_to": return_to}
@@ -224,15 +231,9 @@ def _choices(house: Rooms, return_to: str | None) -> list[LoginDocument]:
     ]
 
 
-def _chooser(house: Rooms, return_to: str | None) -> str:
-    """Links alone: no script, no style, nothing from elsewhere."""
+def _chooser(house: Rooms, return_to: str | None) -> Response:
     links = "".join(
         f'<li><a href="{escape(choice.url)}">{escape(choice.name)}</a></li>'
-        for choice in _choices(house, return_to)
+        for choice in choices(house, return_to)
     )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        "<title>Log in - Chadburn</title></head>"
-        f"<body><h1>Log in</h1><ul>{links}</ul></body></html>"
-    )
+    return page("Log in", f"<h1>Log in</h1><ul>{links}</ul>")

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import HTMLResponse, Response
 
 from app.auth.requires import Public
+from app.http.pages import page
 from app.http.reason import Reason
 from app.http.reasons import CATALOGUE, slug_of
 from app.http.refusals import NotThere
@@ -59,9 +60,4 @@ def _prose(text: str) -> str:
 
 
 def _page(title: str, body: str) -> Response:
-    content = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} - Chadburn</title></head><body>{body}</body></html>"
-    )
-    return HTMLResponse(content, headers=_CACHED)
+    return page(title, body, headers=_CACHED)
