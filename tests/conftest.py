@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
 
@@ -35,6 +36,13 @@ settings.register_profile(
 )
 settings.register_profile("full", settings.get_profile("usual"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the tests and the processes that they started have used; scripts/run-rooms shows it."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    seconds = sum(one.ru_utime + one.ru_stime for one in used)
+    terminalreporter.write_line(f"processors {seconds:.0f} s")
 
 
 @pytest.fixture(scope="session")

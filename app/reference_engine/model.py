@@ -10,9 +10,9 @@ are thrown away.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
@@ -45,29 +45,34 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
+    """One projection, or several of the same inputs as one matrix, with the outputs of each."""
+
     weight: Tensor
     bias: Tensor | None
-    module: str = ""
+    modules: tuple[tuple[str, slice], ...] = ()
 
     def __call__(self, rows: Tensor, adapters: StepAdapters = NO_ADAPTERS) -> Tensor:
-        return adapters.add(self.module, rows, F.linear(rows, self.weight, self.bias))
+        return self._add(adapters, rows, F.linear(rows, self.weight, self.bias))
 
     def summed(self, rows: Tensor, group: Collective, adapters: StepAdapters) -> Tensor:
         """Where the ranks divide the inputs among themselves: the bias is added once, after."""
-        total = group.sum(adapters.add(self.module, rows, F.linear(rows, self.weight)))
+        total = group.sum(self._add(adapters, rows, F.linear(rows, self.weight)))
         return total if self.bias is None else total + self.bias
+
+    def _add(self, adapters: StepAdapters, rows: Tensor, result: Tensor) -> Tensor:
+        if adapters is not NO_ADAPTERS:
+            for module, outputs in self.modules:
+                adapters.add(module, rows, result[:, outputs])
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     attention_norm: Tensor
-    query: _Linear
-    key: _Linear
-    value: _Linear
+    heads: _Linear  # query, key, value
     output: _Linear
     mlp_norm: Tensor
-    gate: _Linear
-    up: _Linear
+    inner: _Linear  # gate, up
     down: _Linear
 
 
@@ -75,8 +80,9 @@ class _Layer:
 class _Group:
     """Spans of equal ``count``, attended to together. ``rows`` index the step's tokens.
 
-    ``blocks`` is [spans, blocks per context]. ``mask`` is added to the scores: [spans, shared heads
-    * count, padded to whole row tiles, context].
+    ``blocks`` has those of one context after the other, all equally many. ``mask`` is added to the
+    scores: [kv heads * spans, shared heads * count, padded to whole row tiles, context]; where
+    there is one span, it is the same for all kv heads and there once.
     """
 
     rows: Tensor
@@ -84,14 +90,6 @@ class _Group:
     count: int
     blocks: Tensor
     mask: Tensor
-
-    def on(self, device: torch.device) -> _Group:
-        return replace(
-            self,
-            rows=self.rows.to(device),
-            blocks=self.blocks.to(device),
-            mask=self.mask.to(device),
-        )
 
 
 class KvCache:
@@ -195,25 +193,30 @@ class Llama:
         cos = self._cos.index_select(0, at).unsqueeze(1)
         sin = self._sin.index_select(0, at).unsqueeze(1)
         slot_of = self._tensor(slots)
-        shared = self.config.num_heads // self.config.num_kv_heads
-        groups = [group.on(self.device) for group in _grouped(spans, cache, shared)]
+        groups = [self._as_group(chosen, rows, cache) for chosen, rows in _grouped(spans)]
         adapters = self._adapters(spans)
+        kv_heads = self.config.num_kv_heads
         hidden = self._embed(ids)
         for number, layer in enumerate(self._layers):
             normed = self._norm(hidden, layer.attention_norm)
-            query = rotated(self._heads(layer.query(normed, adapters)), cos, sin)
-            key = rotated(self._heads(layer.key(normed, adapters)), cos, sin)
-            value = self._heads(layer.value(normed, adapters))
+            heads = layer.heads(normed, adapters).view(len(ids), -1, self.config.head_dim)
+            turned = rotated(heads[:, :-kv_heads], cos, sin)
+            query, key = turned[:, :-kv_heads], turned[:, -kv_heads:]
+            value = heads[:, -kv_heads:]
             keys, values = cache.keys[number], cache.values[number]
             keys.flatten(1, 2).index_copy_(1, slot_of, key[:real].transpose(0, 1))
             values.flatten(1, 2).index_copy_(1, slot_of, value[:real].transpose(0, 1))
-            attended = torch.zeros_like(query)
-            for group in groups:
-                rows = query.index_select(0, group.rows)
-                attended.index_copy_(0, group.rows, self._attend(rows, keys, values, group))
+            if len(groups) == 1 and not padding:  # its rows are all there are, in their order
+                attended = self._attend(query, keys, values, groups[0])
+            else:
+                attended = torch.zeros_like(query)
+                for group in groups:
+                    rows = query.index_select(0, group.rows)
+                    attended.index_copy_(0, group.rows, self._attend(rows, keys, values, group))
             hidden = hidden + layer.output.summed(attended.flatten(1), self._group, adapters)
             normed = self._norm(hidden, layer.mlp_norm)
-            inner = F.silu(layer.gate(normed, adapters)) * layer.up(normed, adapters)
+            gate, up = layer.inner(normed, adapters).chunk(2, dim=-1)
+            inner = F.silu(gate) * up
             hidden = hidden + layer.down.summed(inner, self._group, adapters)
         ends = [-1]
         for span in spans:
@@ -250,14 +253,11 @@ class Llama:
             ]
         )
 
-    def _tensor(self, numbers: Sequence[int]) -> Tensor:
+    def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(numbers, device=self.device)
 
     def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(rows, (rows.shape[-1],), weight, self.config.rms_norm_eps)
-
-    def _heads(self, rows: Tensor) -> Tensor:
-        return rows.view(rows.shape[0], -1, self.config.head_dim)
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, group: _Group) -> Tensor:
         """Attention of one group: [rows, heads, head_dim] in and out.
@@ -269,69 +269,86 @@ class Llama:
         shared = self.config.num_heads // kv_heads
         spans, count = group.spans, group.count
         rows = query.view(spans, count, kv_heads, shared, dim)
-        rows = rows.permute(2, 0, 3, 1, 4).reshape(kv_heads, spans, shared * count, dim)
+        rows = rows.permute(2, 0, 3, 1, 4).reshape(kv_heads * spans, shared * count, dim)
         padding = -(shared * count) % _ROW_TILE
         if padding:
             rows = F.pad(rows, (0, 0, 0, padding))
-        context = group.blocks.shape[1] * keys.shape[2]
-        gathered = group.blocks.flatten()
         # Ten times as fast as indexing: whole blocks are copied, not element by element.
-        key = keys.index_select(1, gathered).view(kv_heads, spans, context, dim)
-        value = values.index_select(1, gathered).view(kv_heads, spans, context, dim)
-        scores = torch.matmul(rows, key.transpose(-1, -2)) * self._scale
-        weights = torch.softmax(scores + group.mask, dim=-1)
-        mixed = torch.matmul(weights, value)[:, :, : shared * count]
+        key = keys.index_select(1, group.blocks).view(kv_heads * spans, -1, dim)
+        value = values.index_select(1, group.blocks).view(kv_heads * spans, -1, dim)
+        scores = torch.baddbmm(group.mask, rows, key.transpose(-1, -2), alpha=self._scale)
+        mixed = torch.bmm(torch.softmax(scores, dim=-1), value)[:, : shared * count]
         mixed = mixed.view(kv_heads, spans, shared, count, dim).permute(1, 3, 0, 2, 4)
         return mixed.reshape(spans * count, kv_heads * shared, dim)
+
+    def _as_group(self, spans: Sequence[Span], rows: Sequence[int], cache: KvCache) -> _Group:
+        count, size = spans[0].count, cache.block_size
+        kv_heads = self.config.num_kv_heads
+        shared = self.config.num_heads // kv_heads
+        tile = math.lcm(size, _CONTEXT_TILE)
+        end = max(span.start for span in spans) + count
+        wide = -(-end // tile) * (tile // size)
+        blocks = [
+            block
+            for span in spans
+            for used in (-(-(span.start + count) // size),)
+            for block in (*span.blocks[:used], *(cache.null_block,) * (wide - used))
+        ]
+        # Position p of a span sees contexts 0 … p; what lies beyond is padding or not computed yet.
+        positions = self._tensor([range(span.start, span.start + count) for span in spans])
+        hidden = torch.arange(wide * size, device=self.device) > positions.unsqueeze(-1)
+        mask = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, -math.inf)
+        mask = mask.repeat(kv_heads if len(spans) > 1 else 1, shared, 1)
+        mask = F.pad(mask, (0, 0, 0, -(shared * count) % _ROW_TILE))
+        return _Group(self._tensor(rows), len(spans), count, self._tensor(blocks), mask)
 
     def _layer(self, number: int) -> _Layer:
         at = f"model.layers.{number}"
 
-        def linear(name: str) -> _Linear:
-            weight = self.weights[f"{at}.{name}.weight"]
-            return _Linear(weight, self.weights.get(f"{at}.{name}.bias"), f"{at}.{name}")
+        def linear(*names: str) -> _Linear:
+            """The weights by their names become parts of one matrix; a step then has half as many
+            products of matrices, each of which costs much beside its arithmetic."""
+            modules = [f"{at}.{name}" for name in names]
+            weight, outputs = self._joined([f"{module}.weight" for module in modules])
+            bias = None
+            if f"{modules[0]}.bias" in self.weights:
+                bias, _ = self._joined([f"{module}.bias" for module in modules])
+            return _Linear(weight, bias, tuple(zip(modules, outputs, strict=True)))
 
         return _Layer(
             attention_norm=self.weights[f"{at}.input_layernorm.weight"],
-            query=linear("self_attn.q_proj"),
-            key=linear("self_attn.k_proj"),
-            value=linear("self_attn.v_proj"),
+            heads=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             output=linear("self_attn.o_proj"),
             mlp_norm=self.weights[f"{at}.post_attention_layernorm.weight"],
-            gate=linear("mlp.gate_proj"),
-            up=linear("mlp.up_proj"),
+            inner=linear("mlp.gate_proj", "mlp.up_proj"),
             down=linear("mlp.down_proj"),
         )
 
+    def _joined(self, names: Sequence[str]) -> tuple[Tensor, list[slice]]:
+        """The weights one below the other, and the rows of each; they are views of it then."""
+        parts = [self.weights[name] for name in names]
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        outputs, begin = [], 0
+        for name, part in zip(names, parts, strict=True):
+            outputs.append(slice(begin, begin + len(part)))
+            self.weights[name] = joined[outputs[-1]]
+            begin += len(part)
+        return joined, outputs
 
-def _grouped(spans: Sequence[Span], cache: KvCache, shared: int) -> list[_Group]:
-    """All decoding tokens in one group; each prompt chunk by itself, since lengths differ."""
-    offsets = [0]
+
+def _grouped(spans: Sequence[Span]) -> Iterator[tuple[Sequence[Span], Sequence[int]]]:
+    """All decoding tokens together; each prompt chunk by itself, since lengths differ. With the
+    rows of the step that they are."""
+    singles, rows, at = list[Span](), list[int](), 0
     for span in spans:
-        offsets.append(offsets[-1] + span.count)
-    single = [number for number, span in enumerate(spans) if span.count == 1]
-    groups = [single] if single else []
-    groups += [[number] for number, span in enumerate(spans) if span.count > 1]
-    return [
-        _group([spans[one] for one in group], [offsets[one] for one in group], cache, shared)
-        for group in groups
-    ]
-
-
-def _group(spans: Sequence[Span], offsets: Sequence[int], cache: KvCache, shared: int) -> _Group:
-    count = spans[0].count
-    ends = [span.start + span.count for span in spans]
-    size = cache.block_size
-    tile = math.lcm(size, _CONTEXT_TILE)
-    blocks_wide = -(-max(ends) // tile) * (tile // size)
-    tables = []
-    for span, end in zip(spans, ends, strict=True):
-        used = -(-end // size)
-        tables.append([*span.blocks[:used], *[cache.null_block] * (blocks_wide - used)])
-    # Position p of a span sees contexts 0 … p; what lies beyond is padding or not computed yet.
-    positions = torch.tensor([span.start for span in spans]).unsqueeze(1) + torch.arange(count)
-    visible = torch.arange(blocks_wide * size) <= positions.unsqueeze(-1)
-    mask = torch.zeros(visible.shape).masked_fill_(~visible, -math.inf).repeat(1, shared, 1)
-    mask = F.pad(mask, (0, 0, 0, -(shared * count) % _ROW_TILE))
-    rows = [offset + at for offset in offsets for at in range(count)]
-    return _Group(torch.tensor(rows), len(spans), count, torch.tensor(tables), mask)
+        if span.count == 1:
+            singles.append(span)
+            rows.append(at)
+        at += span.count
+    if singles:
+        yield singles, rows
+    at = 0
+    for span in spans:
+        if span.count > 1:
+            yield (span,), range(at, at + span.count)
+        at += span.count

@@ -81,7 +81,7 @@ class MalformedFrame(Exception):
 
 def encode_frame(batch: Iterable[object]) -> bytes:
     """Several messages as one frame, header included."""
-    body = json.dumps([_encode(message) for message in batch], separators=(",", ":")).encode()
+    body = json.dumps(list(batch), separators=(",", ":"), default=_encode).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise MalformedFrame(f"frame of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
     return HEADER.pack(len(body)) + body
@@ -106,14 +106,12 @@ def decode_body(body: bytes) -> list[Any]:
     return decoded
 
 
-def _encode(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {name: _encode(getattr(value, name)) for name in _NAMES[type(value).__name__]}
-        fields[_TYPE_KEY] = type(value).__name__
-        return fields
-    if isinstance(value, list | tuple):
-        return [_encode(item) for item in value]
-    return value
+def _encode(message: Any) -> dict[str, Any]:
+    """One message's fields as they are: json comes back for those that are messages themselves."""
+    name = type(message).__name__
+    fields = {field: getattr(message, field) for field in _NAMES[name]}
+    fields[_TYPE_KEY] = name
+    return fields
 
 
 def _revive(fields: dict[str, Any]) -> Any:
