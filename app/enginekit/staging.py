@@ -102,9 +102,10 @@ def _miscounted(sent: int, accepted: int) -> OperationError:
 
 def _lost(ranks: set[int]) -> OperationError:
     return OperationError(
-        code="INTERNAL",
+        code="UNAVAILABLE",
         reason="RANK_LOST",
         message=f"rank {', '.join(map(str, sorted(ranks)))} was lost during the session",
+        retryable=True,
         ranks=tuple(sorted(ranks)),
         effect=FailureEffect.NONE,
     )

@@ -29,10 +29,12 @@ ChangeCommand = ReleaseResources | RestoreResources | UpdateWeights
 
 
 def fault_of(error: RankLost | OrderRejected, *, retryable: bool = True) -> RuntimeFault:
-    """As the kit wants it. `retryable`: whether an order that was rejected may do better later."""
+    """As the kit wants it. `retryable`: whether an order that was rejected may do better later; if
+    not, it is what it asks for that will not do. Ranks that were lost are started again."""
     if isinstance(error, RankLost):
-        return RuntimeFault("RANK_LOST", str(error))
-    return RuntimeFault("RANK_REJECTED", error.cause, retryable=retryable)
+        return RuntimeFault("RANK_LOST", str(error), retryable=True)
+    code = None if retryable else "INVALID_ARGUMENT"
+    return RuntimeFault("RANK_REJECTED", error.cause, retryable=retryable, code=code)
 
 
 class CarriedChange:

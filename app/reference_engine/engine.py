@@ -29,7 +29,7 @@ from app.reference_engine.errors import (
 from app.reference_engine.group import Group, GroupStart
 from app.reference_engine.handoff_messages import DeliverKv, KvSource
 from app.reference_engine.limits import CoreSettings
-from app.reference_engine.processes import WORKER
+from app.reference_engine.nursery import Nursery
 from app.reference_engine.tokenizer import Tokenizer
 
 _FIRST_RANK = 0
@@ -48,7 +48,11 @@ class _Stream(asyncio.Queue[m.RequestReport]):
 class Engine:
     """One engine with all its ranks. Lives on one event loop and never blocks it."""
 
-    def __init__(self, config: ModelConfig, tokenizer: Tokenizer, start: GroupStart) -> None:
+    def __init__(
+        self, config: ModelConfig, tokenizer: Tokenizer, start: GroupStart, own: Nursery
+    ) -> None:
+        """``own`` ends with it, whether it is the one in ``start`` or not."""
+        self._own = own
         self.config = config
         self.tokenizer = tokenizer
         self._streams: dict[str, _Stream] = {}
@@ -71,16 +75,22 @@ class Engine:
         checkpoint: Path,
         settings: CoreSettings,
         *,
-        worker: str = WORKER,
+        nursery: Nursery | None = None,
         **deadlines: float,
     ) -> Engine:
         """Load and start; raises CheckpointError or StartupFailed, with nothing left running.
-        For the deadlines and ``worker`` see :meth:`Supervisor.start`."""
+        For the deadlines see :meth:`Supervisor.start`. ``nursery``: where its ranks come from,
+        if others use it too; else it has one of its own."""
         config = await asyncio.to_thread(read_config, checkpoint)
         tokenizer = await asyncio.to_thread(Tokenizer.load, checkpoint)
-        common = GroupStart(checkpoint=checkpoint, deadlines=deadlines, worker=worker)
-        engine = cls(config, tokenizer, common)
-        engine._take(await engine._start_group(settings))
+        own = Nursery()
+        common = GroupStart(checkpoint=checkpoint, deadlines=deadlines, nursery=nursery or own)
+        engine = cls(config, tokenizer, common, own)
+        try:
+            engine._take(await engine._start_group(settings))
+        except BaseException:
+            own.close()
+            raise
         return engine
 
     async def _start_group(
@@ -338,6 +348,7 @@ class Engine:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
         await asyncio.gather(self._group.close(), *self._leaving)
+        self._own.close()
         self._fail_all("the engine is shutting down")
         await asyncio.gather(*self._abandoned)
 

@@ -23,7 +23,7 @@ from app.reference_engine.channel import Issued
 from app.reference_engine.errors import OrderRejected, RankLost
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.memory_file import memory_files
-from app.reference_engine.processes import WORKER
+from app.reference_engine.nursery import Nursery
 from app.reference_engine.shape_orders import LiveWeights, WriteWeights
 from app.reference_engine.supervisor import Supervisor
 
@@ -36,7 +36,7 @@ class GroupStart:
 
     checkpoint: Path
     deadlines: Mapping[str, float]
-    worker: str = WORKER
+    nursery: Nursery
 
 
 class Group:
@@ -74,7 +74,7 @@ class Group:
             on_cache=lambda changed: group.on_cache(changed),
             on_lost=group._lost,
             earlier=earlier,
-            worker=common.worker,
+            nursery=common.nursery,
             **common.deadlines,
         )
         sums = tuple(one.weights_sha256 for one in group._supervisor.ready)

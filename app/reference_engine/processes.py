@@ -17,6 +17,15 @@ def own_module(name: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", name)
 
 
+def stopped(pid: int) -> bool:
+    """Whether a signal, or a debugger, keeps that child from running at all."""
+    try:
+        how = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
+        return os.waitid(os.P_PID, pid, how) is not None
+    except ChildProcessError:  # its end has been seen
+        return False
+
+
 def own_environment() -> dict[str, str]:
     """This process's environment, with the place from which it has this package."""
     environment = dict(os.environ)

@@ -223,7 +223,8 @@ class Profiling:
         """Of a lost group those ranks are named that were the reason."""
         if blamed := live.group.blamed:
             cause = live.group.lost.get(blamed[0], "")
-            return RuntimeFault("RANK_LOST", str(RankLost(blamed, cause)), ranks=blamed)
+            text = str(RankLost(blamed, cause))
+            return RuntimeFault("RANK_LOST", text, retryable=True, ranks=blamed)
         if live.group is not self._engine.group:
             text = "the ranks that recorded gave way to others, in another shape"
             return RuntimeFault("RANKS_REPLACED", text, retryable=True, code="ABORTED")

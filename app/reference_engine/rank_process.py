@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,8 @@ from app.reference_engine.channel import SocketConnection
 from app.reference_engine.errors import StartupFailed
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.messages import FirstWeights, Ready, Start, StartFailed
-from app.reference_engine.processes import WORKER, own_environment, own_module
+from app.reference_engine.nursery import ForkedProcess, Nursery
+from app.reference_engine.processes import stopped
 from app.reference_engine.wire import encode_frame
 
 _KILL_WAIT_S = 10.0
@@ -25,39 +25,22 @@ _LOOK_S = 0.25
 class RankProcess:
     """One rank's process and connection."""
 
-    def __init__(
-        self, rank: int, process: asyncio.subprocess.Process, connection: SocketConnection
-    ) -> None:
+    def __init__(self, rank: int, process: ForkedProcess, connection: SocketConnection) -> None:
         self.rank = rank
         self.process = process
         self.connection = connection
 
     @classmethod
     async def spawn(
-        cls, rank: int, peers: Sequence[socket.socket], worker: str = WORKER
+        cls, rank: int, peers: Sequence[socket.socket], nursery: Nursery
     ) -> RankProcess:
-        """A fresh interpreter that inherits nothing but its ends of socket pairs: one with the
-        front end, the others with its ``peers``. ``worker``: the module it runs."""
+        """It inherits nothing of this process but its ends of socket pairs: one with the front end,
+        the others with its ``peers``."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 numbers = [theirs.fileno(), *(peer.fileno() for peer in peers)]
-                process = await asyncio.create_subprocess_exec(
-                    *own_module(worker),
-                    *map(str, numbers),
-                    pass_fds=numbers,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.DEVNULL,
-                    # Ranks meet on this machine alone; left to themselves, gloo takes whatever
-                    # address the host name has and NCCL the first network card.
-                    env={
-                        **own_environment(),
-                        "GLOO_SOCKET_IFNAME": "lo",
-                        "NCCL_SOCKET_IFNAME": "lo",
-                        # The profiler's own library would tell of each recording.
-                        "KINETO_LOG_LEVEL": "99",
-                    },
-                )
+                process = await nursery.rank(numbers)
             reader, writer = await asyncio.open_connection(sock=ours)
         except BaseException:
             ours.close()
@@ -81,12 +64,7 @@ class RankProcess:
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal, or a debugger, keeps the process from running at all."""
-        try:
-            how = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
-            return os.waitid(os.P_PID, self.process.pid, how) is not None
-        except ChildProcessError:  # its end has been seen
-            return False
+        return stopped(self.process.pid)
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -109,8 +87,8 @@ async def start_group(
     settings: CoreSettings,
     deadline_s: float,
     earlier: Mapping[int, FirstWeights] | None = None,
-    worker: str = WORKER,
     *,
+    nursery: Nursery,
     rank_timeout_s: float,
 ) -> tuple[list[RankProcess], list[Ready]]:
     """Start every rank or none, within the deadline. Raises StartupFailed, also as soon as a rank
@@ -121,7 +99,7 @@ async def start_group(
         async with asyncio.timeout(deadline_s):
             # A file in a folder of its own, not a port: nobody else can come first, or come along.
             with tempfile.TemporaryDirectory(prefix="chadburn-ranks-") as folder:
-                await _spawn_all(processes, settings.tensor_parallel_size, worker)
+                await _spawn_all(processes, settings.tensor_parallel_size, nursery)
                 starts = [
                     Start(
                         rank=one.rank,
@@ -180,13 +158,13 @@ async def _until_stopped(processes: Sequence[RankProcess], rank_timeout_s: float
         await asyncio.sleep(_LOOK_S)
 
 
-async def _spawn_all(processes: list[RankProcess], world_size: int, worker: str) -> None:
+async def _spawn_all(processes: list[RankProcess], world_size: int, nursery: Nursery) -> None:
     """Fills ``processes`` as they come, so that none is forgotten when one can not be started."""
     pairs = [socket.socketpair() for _ in range(1, world_size)]
     try:
-        processes.append(await RankProcess.spawn(0, [first for first, _ in pairs], worker))
+        processes.append(await RankProcess.spawn(0, [first for first, _ in pairs], nursery))
         for rank, (_, other) in enumerate(pairs, start=1):
-            processes.append(await RankProcess.spawn(rank, [other], worker))
+            processes.append(await RankProcess.spawn(rank, [other], nursery))
     finally:
         for pair in pairs:
             for end in pair:

@@ -35,7 +35,7 @@ from app.reference_engine.first_start import find_or_make_tiny_checkpoints
 from app.reference_engine.handoff import HandoffSettings
 from app.reference_engine.intake import Intake
 from app.reference_engine.limits import CoreSettings
-from app.reference_engine.processes import WORKER
+from app.reference_engine.nursery import Nursery
 from app.reference_engine.profile_shelf import ProfileLimits
 from app.reference_engine.profiling import Profiling, opened_root
 from app.reference_engine.recovery import Pace, Recovery
@@ -84,9 +84,9 @@ class EngineSettings:
     both listeners must be local and ``insecure_loopback`` be said. ``model_name`` None: the
     checkpoint folder's name, or TINY_MODEL_NAME. A rank is lost when its process ends, when it says
     nothing for ``rank_timeout_s``, when an order takes it longer than ``order_deadline_s`` or a
-    step longer than ``step_deadline_s``; then all are started again, as ``recovery`` says. Each is
-    a process that runs the module ``worker``. Profiles are kept in ``profile_root``, None: the
-    folder ``profiles`` below ``data_dir``, as far as ``profile_limits`` allow.
+    step longer than ``step_deadline_s``; then all are started again, as ``recovery`` says. They
+    come from ``nursery``, None: one of the engine's own. Profiles are kept in ``profile_root``,
+    None: the folder ``profiles`` below ``data_dir``, as far as ``profile_limits`` allow.
     """
 
     data_dir: Path
@@ -119,7 +119,7 @@ class EngineSettings:
     rank_timeout_s: float = 10.0
     recovery: Pace = field(default_factory=Pace)
     stop_grace_s: float = 5.0
-    worker: str = WORKER
+    nursery: Nursery | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +209,7 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         order_deadline_s=settings.order_deadline_s,
         step_deadline_s=settings.step_deadline_s,
         rank_timeout_s=settings.rank_timeout_s,
-        worker=settings.worker,
+        nursery=settings.nursery,
     )
     stack.push_async_callback(engine.close)
     name = settings.model_name or (checkpoint.name if settings.checkpoint else TINY_MODEL_NAME)

@@ -182,7 +182,7 @@ def told_as_faults(engine: Engine, rank: int) -> Iterator[None]:
         raise RuntimeFault("TRANSFER_FAILED", str(error), retryable=True) from error
     except RankLost as error:
         lost = RankLost((rank,), engine.lost.get(rank, error.cause))
-        raise RuntimeFault("RANK_LOST", str(lost)) from error
+        raise RuntimeFault("RANK_LOST", str(lost), retryable=True) from error
 
 
 def gives_up_at(order: Order) -> float:

@@ -33,7 +33,7 @@ from app.reference_engine.messages import (
     Shutdown,
     Tokens,
 )
-from app.reference_engine.processes import WORKER
+from app.reference_engine.nursery import Nursery
 from app.reference_engine.rank_process import RankProcess, start_group
 from app.reference_engine.wire import MalformedFrame, encode_frame
 
@@ -95,19 +95,20 @@ class Supervisor:
         rank_timeout_s: float = 10.0,
         watch_interval_s: float = 1.0,
         earlier: Mapping[int, FirstWeights] | None = None,
-        worker: str = WORKER,
+        nursery: Nursery,
     ) -> Supervisor:
         """Start every rank or none. ``on_lost`` gets rank and cause, once: of the rank that is to
         blame. Every rank is pinged each ``watch_interval_s``, busy or not, and is lost when it has
         said nothing for ``rank_timeout_s``, when it has been at one step for longer than
         ``step_deadline_s``, or when it does not acknowledge an order within ``order_deadline_s``.
-        ``earlier``: what an earlier group served, for this one to serve. ``worker``: the module
-        that each rank's process runs.
+        ``earlier``: what an earlier group served, for this one to serve. ``nursery`` makes the
+        ranks' processes.
 
         Raises StartupFailed.
         """
         processes, ready = await start_group(
-            *(checkpoint, settings, startup_deadline_s, earlier, worker),
+            *(checkpoint, settings, startup_deadline_s, earlier),
+            nursery=nursery,
             rank_timeout_s=rank_timeout_s,
         )
         return cls(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.conftest import Bridge
 from tests.e2e.processes import Demo, chadburn
-from tests.reference_engine.serving import alive
+from tests.reference_engine.ranks import alive
 
 pytestmark = pytest.mark.anyio
 

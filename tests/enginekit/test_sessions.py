@@ -358,7 +358,7 @@ async def test_a_rank_that_is_lost_while_the_session_waits(
     gone = RankReport(1, RankHealth.FAILED, "killed")
     engine.observation = replace(engine.observation, ranks=(gone,))
     failed = (await begun.end()).failed
-    assert (failed.reason, list(failed.ranks)) == ("RANK_LOST", [1])
+    assert (failed.reason, failed.retryable, list(failed.ranks)) == ("RANK_LOST", True, [1])
 
 
 async def test_no_more_wait_than_can_be_kept(

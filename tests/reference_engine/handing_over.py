@@ -12,6 +12,7 @@ from app.reference_engine.limits import CoreSettings
 from app.reference_engine.serving import EngineSettings
 from app.rpc.openengine.v1 import generation_pb2, kv_pb2
 from tests.reference_engine.calling import Clients, Heard
+from tests.reference_engine.ranks import nursery
 
 WORDS = tuple(3 + number * 37 % 200 for number in range(75))
 _NUMBERS = count()
@@ -21,6 +22,7 @@ def settings(
     checkpoint: Path, data_dir: Path, role: EngineRole, *, ranks: int = 1, **handoff: Any
 ) -> EngineSettings:
     return EngineSettings(
+        nursery=nursery(),
         data_dir=data_dir,
         checkpoint=checkpoint,
         insecure_loopback=True,

@@ -12,6 +12,8 @@ from typing import Any
 from app.reference_engine import messages as m
 from app.reference_engine.engine import Engine
 from app.reference_engine.limits import CoreSettings
+from app.reference_engine.nursery import Nursery
+from tests.reference_engine.ranks import nursery
 
 PROMPT = (
     "the captain orders the helm hard to port and the pilot repeats the order, slow astern, "
@@ -22,9 +24,16 @@ PATIENCE_S = 60.0
 
 
 @asynccontextmanager
-async def serving(checkpoint: Path, **settings: Any) -> AsyncGenerator[Engine, None]:
+async def serving(
+    checkpoint: Path, *, ranks_from: Nursery | None = None, **settings: Any
+) -> AsyncGenerator[Engine, None]:
     deadlines = {key: settings.pop(key) for key in tuple(settings) if key.endswith("_s")}
-    engine = await Engine.start(checkpoint, CoreSettings(torch_threads=1, **settings), **deadlines)
+    engine = await Engine.start(
+        checkpoint,
+        CoreSettings(torch_threads=1, **settings),
+        nursery=ranks_from or nursery(),
+        **deadlines,
+    )
     try:
         yield engine
     finally:
@@ -132,12 +141,3 @@ async def load_becomes(engine: Engine, *, running: int, waiting: int) -> m.LoadN
 
     await eventually(reached)
     return seen[0]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be reaped does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"

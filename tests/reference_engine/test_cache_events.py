@@ -18,6 +18,7 @@ from app.reference_engine.serving import EngineSettings, ServedEngine, served
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import generation_pb2, kv_pb2
 from tests.reference_engine.calling import Clients, clients_of
+from tests.reference_engine.ranks import nursery
 from tests.reference_engine.serving import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -30,7 +31,12 @@ def settings(checkpoint: Path, data_dir: Path) -> EngineSettings:
     # Few blocks: prompts push each other out.
     core = CoreSettings(torch_threads=1, block_size=SIZE, kv_blocks=64, max_model_len=128)
     return EngineSettings(
-        data_dir=data_dir, checkpoint=checkpoint, insecure_loopback=True, core=core, stop_grace_s=0
+        nursery=nursery(),
+        data_dir=data_dir,
+        checkpoint=checkpoint,
+        insecure_loopback=True,
+        core=core,
+        stop_grace_s=0,
     )
 
 

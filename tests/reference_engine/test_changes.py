@@ -24,7 +24,8 @@ from app.reference_engine.errors import OrderRejected, RankLost
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.sources import InlineTensor, SourcePolicy, discard
 from app.reference_engine.tiny_model import ensure_tiny_checkpoint
-from tests.reference_engine.serving import PROMPT, alive, ask, serving
+from tests.reference_engine.ranks import alive
+from tests.reference_engine.serving import PROMPT, ask, serving
 
 pytestmark = pytest.mark.anyio
 

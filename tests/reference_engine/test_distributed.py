@@ -27,6 +27,7 @@ from app.reference_engine.transfer import transfer_by
 from app.reference_engine.transfer_messages import GroupBackend, JoinGroup
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from tests.reference_engine.calling import Clients, clients_of
+from tests.reference_engine.ranks import nursery
 from tests.reference_engine.serving import PATIENCE_S, eventually
 from tests.reference_engine.trainers import GROUP, Trainer, half, tensors_of, trainer
 
@@ -50,6 +51,7 @@ def new(other: Path) -> dict[str, Tensor]:
 
 def settings(checkpoint: Path, data_dir: Path, ranks: int, *roots: Path) -> EngineSettings:
     return EngineSettings(
+        nursery=nursery(),
         data_dir=data_dir,
         checkpoint=checkpoint,
         weight_version="v1",
@@ -213,6 +215,7 @@ async def test_update_is_cancelled_while_the_trainer_is_silent(
 
 async def test_without_rules_it_is_not_offered(tiny: Path, tmp_path: Path) -> None:
     bare = EngineSettings(
+        nursery=nursery(),
         data_dir=tmp_path,
         checkpoint=tiny,
         insecure_loopback=True,

@@ -13,15 +13,8 @@ import pytest
 from app.reference_engine import messages as m
 from app.reference_engine.engine import Engine
 from app.reference_engine.errors import RankLost
-from tests.reference_engine.serving import (
-    PATIENCE_S,
-    PROMPT,
-    Answer,
-    alive,
-    ask,
-    eventually,
-    serving,
-)
+from tests.reference_engine.ranks import alive
+from tests.reference_engine.serving import PATIENCE_S, PROMPT, Answer, ask, eventually, serving
 
 pytestmark = pytest.mark.anyio
 

@@ -24,6 +24,7 @@ from app.reference_engine.profiling import opened_root
 from app.reference_engine.serving import EngineSettings, ServedEngine, served
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from tests.reference_engine.calling import Clients, Told, clients_of, key
+from tests.reference_engine.ranks import nursery
 from tests.reference_engine.serving import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.anyio
@@ -94,6 +95,7 @@ async def profiled(tiny: Path, tmp_path: Path, **settings: Any) -> AsyncIterator
     core = {name: settings.pop(name) for name in tuple(settings) if name in _CORE}
     core.setdefault("step_delay_ms", 5)
     of_engine = EngineSettings(
+        nursery=nursery(),
         data_dir=tmp_path / "data",
         checkpoint=tiny,
         insecure_loopback=True,

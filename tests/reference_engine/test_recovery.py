@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -15,12 +16,14 @@ from safetensors.torch import load_file
 
 from app.reference_engine.limits import CoreSettings
 from app.reference_engine.messages import Gate
+from app.reference_engine.nursery import Nursery
 from app.reference_engine.recovery import Pace, Pacing, Recovery
 from app.reference_engine.serving import EngineSettings, ServedEngine, served
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import error_pb2, lifecycle_pb2
 from tests.reference_engine.calling import Clients, clients_of
-from tests.reference_engine.serving import PATIENCE_S, alive, ask, eventually, serving
+from tests.reference_engine.ranks import nursery, ranks
+from tests.reference_engine.serving import PATIENCE_S, ask, eventually, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +49,10 @@ async def test_starts_that_fail_do_not_follow_each_other_at_once(
 ) -> None:
     """No interpreter can begin for a while: tried again at a pace, and back once one can."""
     slept: list[float] = []
-    async with serving(tiny) as engine:
+    own = Nursery()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(own.close)
+        engine = await stack.enter_async_context(serving(tiny, ranks_from=own))
 
         async def sleep(wait_s: float) -> None:
             slept.append(wait_s)
@@ -54,6 +60,7 @@ async def test_starts_that_fail_do_not_follow_each_other_at_once(
                 monkeypatch.delenv("PYTHONHOME")
 
         recovery = Recovery(engine, lambda: Gate.OPEN, now=lambda: 0.0, sleep=sleep)
+        own.close()
         monkeypatch.setenv("PYTHONHOME", "/nowhere")
         running = asyncio.create_task(recovery.run())
         os.kill(engine.pids[0], signal.SIGKILL)
@@ -70,6 +77,7 @@ async def test_starts_that_fail_do_not_follow_each_other_at_once(
 
 def settings(checkpoint: Path, data_dir: Path, ranks: int) -> EngineSettings:
     return EngineSettings(
+        nursery=nursery(),
         data_dir=data_dir,
         checkpoint=checkpoint,
         weight_version="v1",
@@ -121,13 +129,6 @@ async def watched(clients: Clients) -> list[int]:
     return told
 
 
-def children() -> list[int]:
-    """Processes of ranks, the front end being this one; oldest first."""
-    path = Path(f"/proc/self/task/{os.getpid()}/children")
-    pids = [int(pid) for pid in path.read_text().split() if alive(int(pid))]
-    return [pid for pid in pids if b"worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_lost_rank_is_told_and_comes_back_with_what_was_committed(
     clients: Clients, how: signal.Signals
@@ -138,7 +139,7 @@ async def test_a_lost_rank_is_told_and_comes_back_with_what_was_committed(
     before = await clients.profile()
     call = await clients.generate("long", 1500).after(3)
     watching = asyncio.create_task(watched(clients))
-    pids = children()
+    pids = ranks()
     os.kill(pids[1], how)
     heard = await call.whole()
     assert heard.error is not None
@@ -174,8 +175,8 @@ async def test_a_lost_rank_is_told_and_comes_back_with_what_was_committed(
     assert after.state.weights == before.state.weights
     assert after.instance_id == before.instance_id
     assert (await clients.generate("after", 24).whole()).text == expected
-    assert len(children()) == 2
-    assert set(children()).isdisjoint(pids)
+    assert len(ranks()) == 2
+    assert set(ranks()).isdisjoint(pids)
 
 
 async def test_weights_that_can_not_be_had_again_are_missing_until_a_full_update(
@@ -194,7 +195,7 @@ async def test_weights_that_can_not_be_had_again_are_missing_until_a_full_update
     ]
     source = pb.TensorWeights(inline=pb.InlineWeights(tensors=inline))
     await clients.update("v2", tensors=source).completed()
-    os.kill(children()[1], signal.SIGKILL)
+    os.kill(ranks()[1], signal.SIGKILL)
 
     async def missing() -> bool:
         state = (await clients.profile()).state
@@ -219,7 +220,7 @@ def _without_one(tensors: list[pb.InlineTensor]) -> pb.InlineWeights:
 async def test_a_pause_outlives_the_ranks(clients: Clients) -> None:
     await back_again(clients)
     paused = await clients.pause(pb.PAUSE_MODE_KEEP).completed()
-    os.kill(children()[0], signal.SIGKILL)
+    os.kill(ranks()[0], signal.SIGKILL)
 
     async def whole() -> bool:
         state = (await clients.profile()).state
@@ -245,7 +246,7 @@ async def test_an_update_that_loses_a_rank_is_undone_by_ranks_that_are_proved(
     await back_again(clients)
     expected = (await clients.generate("before", 24).whole()).text
     state = (await clients.profile()).state
-    pids = children()
+    pids = ranks()
     os.kill(pids[1], signal.SIGSTOP)
     told = clients.update("v2", disk=pb.DiskWeights(path=str(tiny)))
     end = await told.end()

@@ -19,7 +19,8 @@ from app.reference_engine.tiny_model import ensure_tiny_checkpoint
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import server_pb2
 from tests.reference_engine.calling import Clients, Heard, Told, clients_of
-from tests.reference_engine.serving import PATIENCE_S, alive, eventually
+from tests.reference_engine.ranks import nursery, ranks
+from tests.reference_engine.serving import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -40,6 +41,7 @@ async def engine(
     tiny: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ServedEngine]:
     settings = EngineSettings(
+        nursery=nursery(),
         data_dir=tmp_path_factory.mktemp("engine"),
         checkpoint=tiny,
         weight_version="v1",
@@ -93,13 +95,6 @@ async def said(clients: Clients) -> Heard:
     heard = await clients.generate(uuid4().hex, 24, seed=3).whole()
     assert heard.finished is not None, heard
     return heard
-
-
-def ranks() -> list[int]:
-    """Processes of ranks, the front end being this one; oldest first."""
-    path = Path(f"/proc/self/task/{os.getpid()}/children")
-    pids = [int(pid) for pid in path.read_text().split() if alive(int(pid))]
-    return [pid for pid in pids if b"worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 async def ranks_are(count: int) -> None:

@@ -20,6 +20,7 @@ from app.reference_engine.tiny_model import ensure_tiny_checkpoint
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import generation_pb2
 from tests.reference_engine.calling import Clients, clients_of
+from tests.reference_engine.ranks import nursery
 
 pytestmark = pytest.mark.anyio
 
@@ -42,6 +43,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(checkpoint: Path, data_dir: Path, ranks: int, *roots: Path) -> EngineSettings:
     return EngineSettings(
+        nursery=nursery(),
         data_dir=data_dir,
         checkpoint=checkpoint,
         weight_version="v1",

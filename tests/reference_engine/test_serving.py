@@ -22,7 +22,8 @@ from app.reference_engine.limits import CoreSettings
 from app.reference_engine.serving import EngineSettings, ServedEngine, TokenSettings, served
 from app.rpc.openengine.v1 import admin_pb2, error_pb2, generation_pb2, lifecycle_pb2
 from tests.reference_engine.calling import Call, Clients, clients_of
-from tests.reference_engine.serving import PATIENCE_S, PROMPT, alive, eventually
+from tests.reference_engine.ranks import alive, nursery
+from tests.reference_engine.serving import PATIENCE_S, PROMPT, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -42,6 +43,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 def settings(checkpoint: Path, data_dir: Path, **core: Any) -> EngineSettings:
     return EngineSettings(
+        nursery=nursery(),
         data_dir=data_dir,
         checkpoint=checkpoint,
         insecure_loopback=True,
@@ -409,6 +411,7 @@ async def test_one_process_per_data_folder_and_per_address(tiny: Path, tmp_path:
                 pass
         host, _, port = engine.admin_address.rpartition(":")
         taken = EngineSettings(
+            nursery=nursery(),
             data_dir=tmp_path / "other",
             checkpoint=tiny,
             insecure_loopback=True,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import grpc
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -328,6 +329,7 @@ async def test_values_that_are_no_numbers_are_refused_by_the_piece_that_has_them
     await sender.sent(sender.chunk(0, payload=segments({name: poisoned})))
     failed = (await begun.end()).failed
     assert failed.reason == "RANK_REJECTED"
+    assert (failed.code, failed.retryable) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], False)
     assert name in failed.message
     assert await served.sums() == before
 
@@ -361,6 +363,7 @@ async def test_a_rank_that_dies_between_two_pieces(
     os.kill(served.engine.pids[1], signal.SIGKILL)
     failed = (await begun.end()).failed
     assert failed.reason == "RANK_LOST"
+    assert (failed.code, failed.retryable) == (grpc.StatusCode.UNAVAILABLE.value[0], True)
     assert 1 in failed.ranks
     await served.engine.restart()
     assert await served.sums() == before

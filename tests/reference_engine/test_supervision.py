@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -17,7 +18,9 @@ from app.reference_engine import messages as m
 from app.reference_engine.engine import Engine
 from app.reference_engine.errors import RankLost, StartupFailed
 from app.reference_engine.limits import CoreSettings
-from tests.reference_engine.serving import PATIENCE_S, alive, ask, eventually, serving
+from app.reference_engine.nursery import Nursery
+from tests.reference_engine.ranks import alive, children
+from tests.reference_engine.serving import PATIENCE_S, ask, eventually, serving
 from tests.reference_engine.test_checkpoint import GATE, edit_tensors
 
 pytestmark = pytest.mark.anyio
@@ -117,11 +120,6 @@ asyncio.run(main())
         time.sleep(0.01)
 
 
-def children() -> set[int]:
-    path = Path(f"/proc/self/task/{os.getpid()}/children")
-    return {int(pid) for pid in path.read_text().split() if alive(int(pid))}
-
-
 async def test_start_that_fails_says_why_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
     damaged = Path(shutil.copytree(tiny, tmp_path / "damaged"))
     edit_tensors(lambda tensors: tensors.pop(GATE))(damaged)
@@ -140,13 +138,17 @@ async def test_start_has_a_deadline(tiny: Path) -> None:
 
 async def test_rank_that_is_stopped_during_start(tiny: Path) -> None:
     """Long before the deadline, which a slow start needs."""
+    nursery = Nursery("tests.reference_engine.stopping_rank")
     before = children()
-    with pytest.raises(StartupFailed, match="rank 1 was stopped"):
+    with (
+        contextlib.closing(nursery),
+        pytest.raises(StartupFailed, match="rank 1 was stopped"),
+    ):
         await Engine.start(
             tiny,
             CoreSettings(tensor_parallel_size=2),
             rank_timeout_s=0.5,
-            worker="tests.reference_engine.stopping_rank",
+            nursery=nursery,
         )
     assert children() == before
 

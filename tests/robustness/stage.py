@@ -22,7 +22,8 @@ from app.reference_engine.tiny_adapter import write_tiny_adapter
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from app.rpc.openengine.v1 import generation_pb2, lora_pb2
 from tests.reference_engine.calling import Call, Clients, Told, clients_of
-from tests.reference_engine.serving import PATIENCE_S, PROMPT, alive, eventually
+from tests.reference_engine.ranks import alive, nursery
+from tests.reference_engine.serving import PATIENCE_S, PROMPT, eventually
 from tests.robustness.breaking_rank import FOLDER, MODULE, Faults
 
 FILE = "model.safetensors"
@@ -219,7 +220,7 @@ async def stage(
         lora_roots=(folder,),
         rank_timeout_s=rank_timeout_s,
         recovery=Pace(calm_s=0.0),  # every loss here is one that was asked for
-        worker=MODULE,
+        nursery=nursery(MODULE),
         core=CoreSettings(
             torch_threads=1,
             step_delay_ms=2,

@@ -15,7 +15,8 @@ import pytest
 from app.rpc.openengine.v1 import generation_pb2, lora_pb2
 from tests.reference_engine.adapters import merged_checkpoint
 from tests.reference_engine.calling import Heard
-from tests.reference_engine.serving import PATIENCE_S, PROMPT, alive, eventually
+from tests.reference_engine.ranks import alive
+from tests.reference_engine.serving import PATIENCE_S, PROMPT, eventually
 from tests.robustness.stage import OPEN, TOKENS, VALID, Stage, fresh, stage
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,8 @@ import pytest
 from app.reference_engine.tiny_model import ensure_tiny_checkpoint
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from tests.reference_engine.calling import Told
-from tests.reference_engine.serving import PATIENCE_S, alive, eventually
+from tests.reference_engine.ranks import alive
+from tests.reference_engine.serving import PATIENCE_S, eventually
 from tests.robustness.stage import VALID, Stage, stage
 
 pytestmark = pytest.mark.anyio
