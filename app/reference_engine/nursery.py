@@ -235,6 +235,7 @@ def _leave_behind(
     """The process between: its child is the front end's as soon as it has ended itself."""
     told = -1
     try:
+        _prctl(_SET_NAME, RANK_NAME.encode())  # for the child: it has it from the beginning
         told = os.fork()
     except OSError as error:
         told = -(error.errno or 1)
@@ -249,7 +250,6 @@ def _leave_behind(
 def _be_rank(worker: str, sockets: list[int], environment: dict[str, str]) -> NoReturn:
     code = 1
     try:
-        _prctl(_SET_NAME, RANK_NAME.encode())
         os.environ.clear()
         os.environ.update(environment)
         sys.argv = [worker, *map(str, sockets)]

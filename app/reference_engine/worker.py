@@ -33,7 +33,10 @@ _FIRST_RANK = 0
 
 def run(front: FrontEnd, inbox: Inbox, peers: list[socket.socket], pulse: Pulse) -> None:
     """Load, report ready, then work until told to stop."""
-    start = front.receive_start()
+    try:
+        start = front.receive_start()
+    except EOFError:
+        return  # nobody waited for this rank to be made
     front.start_reading()
     try:
         # Imported here: a rank can then say on its connection that torch itself will not load.
