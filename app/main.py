@@ -32,9 +32,11 @@ from app.backends.registry import Backends
 from app.clock import Clock, IdSource, SystemClock, uuid7
 from app.domain.engine import Registration
 from app.domain.events import TERMINAL_EVENTS
+from app.domain.selectors import Selector
 from app.http.allowances import Allowances
 from app.http.api import OF_THE_KIND, ApiSettings, build_api
 from app.http.closing import Closing
+from app.http.compat.exposures import Exposure, Exposures, Flavour
 from app.http.listening import Listening, ListenRefused, bound_at, listening
 from app.http.policing import follow_policy
 from app.http.readiness import look_at_engines
@@ -132,6 +134,7 @@ def create_app(
             receive_timeout_s=settings.receive_timeout_s,
             trusted_proxies=settings.trusted_proxies,
             https=settings.base_url.startswith("https:"),
+            compat=bool(settings.compat),
         ),
         metrics=metrics,
         lifespan=lifespan,
@@ -281,6 +284,7 @@ async def _opened(
             issuer_states=verifier.issuer_states,
             policy_ok=lambda: policy.ok,
             roster=Roster(ledger),
+            exposures=exposures_of(settings),
             logins=None if house is None else house.logins,
             browser_sessions=None if house is None else house.desk,
         )
@@ -413,6 +417,22 @@ def _edge_of(settings: Settings) -> EdgeSettings:
         stream_max_s=settings.stream_max_s,
         stream_send_timeout_s=settings.stream_send_timeout_s,
         request_timeout_s=settings.request_timeout_s,
+    )
+
+
+def exposures_of(settings: Settings) -> Exposures:
+    """Which engines are reached by endpoints of their own."""
+    return Exposures(
+        tuple(
+            Exposure(
+                Selector(
+                    ids=frozenset(one.engines) if one.engines else None,
+                    labels={name: frozenset(values) for name, values in one.labels.items()},
+                ),
+                Flavour(one.flavour),
+            )
+            for one in settings.compat
+        )
     )
 
 

@@ -32,6 +32,7 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as SourceError
 
 from app.domain.kinds import OperationKind
+from app.domain.selectors import is_engine_id, is_label_name, is_label_value
 
 PREFIX = "CHADBURN_"
 CONFIG_VARIABLE = "CHADBURN_CONFIG"
@@ -218,6 +219,34 @@ class CredentialSettings(_Section):
         return self
 
 
+class CompatSettings(_Section):
+    """Engines that are also reached by their own administrative HTTP: of these ids, with these
+    labels, or both. `layer`: whose. `flavour`: in the shapes of which release."""
+
+    layer: Literal["vllm"]
+    engines: tuple[str, ...] = ()
+    labels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    flavour: Literal["0.26", "0.32"] = "0.26"
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _one_value(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: (one,) if isinstance(one, str) else one for name, one in value.items()}
+
+    @model_validator(mode="after")
+    def _says_which(self) -> CompatSettings:
+        if not self.engines and not self.labels:
+            raise ValueError("says which engines: name them, or their labels")
+        if not all(is_engine_id(one) for one in self.engines):
+            raise ValueError("engines: has one that no engine can be called")
+        for name, values in self.labels.items():
+            if not is_label_name(name) or not values or not all(map(is_label_value, values)):
+                raise ValueError("labels: has one that no engine can have")
+        return self
+
+
 _THIS_MACHINE = ReachSettings(hosts=("localhost",), cidrs=("127.0.0.0/8", "::1/128"))
 
 
@@ -259,6 +288,8 @@ class Settings(BaseSettings):
     browser_sessions: BrowserSessionSettings = BrowserSessionSettings()
     """Of people who log in with a browser, where an issuer has `login`."""
 
+    compat: tuple[CompatSettings, ...] = ()
+    """Empty: no engine is reached by endpoints of its own. The first that takes one counts."""
     compat_identity: tuple[CompatIdentitySettings, ...] = ()
     """Callers of compatible endpoints that can't send a token."""
 

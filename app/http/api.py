@@ -16,6 +16,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from app import __version__
 from app.auth.requires import Public
 from app.clock import IdSource, uuid7
+from app.http.compat.routing import compat_routes
 from app.http.failures import add_failure_handlers
 from app.http.middleware.context import Context
 from app.http.middleware.doors import Doors
@@ -77,6 +78,8 @@ class ApiSettings:
     receive_timeout_s: float = 30.0
     trusted_proxies: tuple[str, ...] = ()
     https: bool = False
+    compat: bool = False
+    """Whether any engine is reached by endpoints of its own."""
 
 
 def build_api(
@@ -106,6 +109,8 @@ def build_api(
     for router in _ROUTERS:
         # Each route as it is: an included router would wrap it, and `declares` be one step away.
         app.router.routes.extend(router.routes)
+    if settings.compat:
+        app.router.routes.extend(compat_routes())
     app.router.routes.append(_openapi_route(app))
     add_failure_handlers(app)
     add_openapi(app)

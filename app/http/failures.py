@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from app.domain.errors import ChadburnError
 from app.http.pages import failure_page, prefers_page
@@ -18,6 +19,8 @@ from app.http.records import record_refusal
 from app.http.refusals import MalformedRequest, MethodRefused, NotThere, SchemaViolation
 from app.http.rooms import Rooms
 from app.http.route import EdgeRoute, allowed_methods
+
+_Render = Callable[[ChadburnError, Scope], Response]
 
 # Pydantic's own sentences for these say what is wanted and nothing of what came.
 _TOLD = frozenset(
@@ -77,6 +80,9 @@ async def _refused(
     rooms: Rooms | None = getattr(request.state, "rooms", None)
     answer = error if rooms is None else rooms.allowances.refused(request, error)
     await record_refusal(request, error, folded=answer is not error)
+    shape: _Render | None = getattr(request.state, "shape", None)
+    if shape is not None:  # the route speaks for an engine, whose clients know no other
+        return shape(answer, request.scope)
     route = request.scope.get("route")
     if isinstance(route, EdgeRoute) and route.for_people and prefers_page(request):
         return failure_page(request, answer)

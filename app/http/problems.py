@@ -82,7 +82,7 @@ def problem_of(
         retryable=error.retryable,
         operation=error.operation_id,
         errors=[*places, *errors],
-        headers=_headers_of(error, status, scope),
+        headers=headers_of(error, status, scope),
     )
 
 
@@ -127,7 +127,8 @@ def problem(
     return JSONResponse(body, status, dict(headers or {}), MEDIA_TYPE)
 
 
-def _headers_of(error: domain.ChadburnError, status: int, scope: AsgiScope) -> dict[str, str]:
+def headers_of(error: domain.ChadburnError, status: int, scope: AsgiScope) -> dict[str, str]:
+    """Those that belong to a refusal, whatever its body is like."""
     headers: dict[str, str] = {}
     wait_s = error.retry_after_s or _RETRY_AFTER_S.get(status)
     if wait_s is not None:

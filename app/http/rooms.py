@@ -21,6 +21,8 @@ from app.domain.engine import Engine
 from app.domain.operation import Actor
 from app.http.allowances import Allowances
 from app.http.closing import Closing
+from app.http.compat.announcements import Announcements
+from app.http.compat.exposures import Exposures
 from app.http.refusals import TooManyStreams
 from app.http.roster import Roster
 from app.http.tail import Tail
@@ -120,6 +122,9 @@ class Rooms:
     waiting: Waiting = field(default_factory=Waiting)
     round_trips: RoundTrips = field(default_factory=RoundTrips)
     allowances: Allowances = field(default_factory=Allowances)
+    exposures: Exposures = field(default_factory=Exposures)
+    """Of engines' own endpoints."""
+    announcements: Announcements = field(default_factory=Announcements)
 
 
 def rooms_of(request: Request) -> Rooms:

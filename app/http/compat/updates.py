@@ -1,0 +1,282 @@
+"""Weights that a trainer sends in several calls. From start to finish they are ONE operation of the
+ledger, a weight session.
+
+    init       says how the pieces travel; it is kept for the start
+    start      begins the session. Where pieces come from disk it begins with the first of them,
+               which says where they lie
+    update     one piece, waited for until every rank has staged it
+    finish     commits, under the version that it names
+    shutdown   calls a session off that is open, and forgets what init said
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from app.domain.commands import UnderPause, UpdateWeights, command_of
+from app.domain.errors import ChunkOutOfOrder, DrainRunning, NotPaused, ResourcesReleased
+from app.domain.facts import EngineFacts
+from app.domain.kinds import (
+    Admission,
+    CachePolicy,
+    Component,
+    OperationKind,
+    OperationState,
+    ResourceKind,
+    WeightTransferBackend,
+)
+from app.domain.operation import Operation
+from app.domain.weight_sessions import (
+    AbortSession,
+    Chunk,
+    CommitSession,
+    NcclTransfer,
+    Payload,
+    SessionStage,
+    SessionWeights,
+    Stage,
+    Transfer,
+    check_version,
+)
+from app.http.compat.announcements import Announced
+from app.http.compat.asked import Asked, field
+from app.http.compat.giving import CompatCall
+from app.http.compat.refusals import BadBody, OrderFailed, WouldHarm
+from app.http.compat.transfers import Piece, piece_of, transfer_of
+from app.http.records import caller_of
+from app.operations.sessions import StageRequest, is_staged
+from app.operations.stage_sending import session_id_of
+
+_PREFIX = "vllm-"
+_LEASE_MS = 600_000
+"""A trainer that says nothing for so long is gone, and the engine must not stay as it left it."""
+_UNNAMED = "default"
+"""What vLLM calls weights that nobody has named."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """The caller's session that is open on the engine."""
+
+    operation: Operation
+    session_id: str
+    transfer: Transfer
+
+
+def init_asked(asked: Asked) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", field(asked.model(), "init_info", dict))
+
+
+def start_asked(asked: Asked) -> None:
+    """Trainers send what an earlier release took; vLLM does not look at it."""
+    asked.agrees_with({"is_checkpoint_format": True})
+
+
+def update_asked(asked: Asked) -> Any:
+    body = asked.model()
+    if isinstance(body.get("update_info"), list):
+        return body["update_info"]
+    return field(body, "update_info", dict)
+
+
+def finish_asked(asked: Asked) -> str | None:
+    version = field(asked.model(optional=True), "weight_version", str, default=None)
+    if version is not None:
+        check_version(version, "/weight_version")
+    return cast("str | None", version)
+
+
+async def init(call: CompatCall, init_info: Mapping[str, Any]) -> None:
+    transfer = transfer_of(init_info, call.can.weight_sessions)
+    call.house.announcements.keep(call.engine.id, call.actor, Announced(transfer))
+
+
+async def start(call: CompatCall, _: None) -> None:
+    await _start(call, Component.TARGET)
+
+
+async def start_draft(call: CompatCall, _: None) -> None:
+    await _start(call, Component.DRAFT)
+
+
+async def _start(call: CompatCall, component: Component) -> None:
+    found = await _open(call)
+    if found is not None:
+        taken = await call.house.ledger.stages.taken(found.operation.id)
+        same = command_of(OperationKind.UPDATE_WEIGHTS, found.operation.request)
+        if taken.calls or cast("UpdateWeights", same).components != (component,):
+            raise WouldHarm(
+                "a weight update of yours is open: finish it, or shut the transfer down"
+            )
+        return  # the same call once more, and nothing has come since
+    announced = await _announced(call)
+    facts = await call.facts()
+    _refuse_unless_still(facts)
+    if announced.transfer is not None:
+        await _begin(call, announced.transfer, component, facts, check_finite=False)
+    else:
+        waits = Announced(None, component)
+        call.house.announcements.keep(call.engine.id, call.actor, waits)
+
+
+async def update(call: CompatCall, update_info: Any) -> None:
+    found = await _open(call)
+    if found is None:
+        announced = call.house.announcements.of(call.engine.id, call.actor)
+        if announced is None or announced.component is None:
+            raise WouldHarm("start_weight_update must be called before update_weights.")
+        piece = piece_of(update_info, None)
+        assert piece.transfer is not None
+        facts = await call.facts()
+        _refuse_unless_still(facts)
+        component, finite = announced.component, piece.check_finite
+        found = await _begin(call, piece.transfer, component, facts, check_finite=finite)
+        call.house.announcements.keep(call.engine.id, call.actor, Announced())
+    else:
+        piece = _piece_for(found, update_info)
+    while True:
+        try:
+            index, operation = await _take_piece(call, found, piece.payload)
+            break
+        except ChunkOutOfOrder:
+            continue  # another piece of this caller's was taken meanwhile
+    seen = await call.until(operation, lambda one: is_staged(one, index))
+    if not is_staged(seen, index):
+        raise OrderFailed(seen)
+
+
+async def finish(call: CompatCall, version: str | None) -> None:
+    found = await _open(call)
+    if found is None:
+        await _finished_already(call, version)
+        return
+    taken = await call.house.ledger.stages.taken(found.operation.id)
+    operation = await _go_on(call, found, CommitSession(taken.chunks, version), "finish")
+    operation = await call.ended(operation)
+    told = (operation.result or {}).get("weight_version")
+    if version is not None and told != version:
+        raise WouldHarm("the weights are updated, and the engine has not taken their version on")
+
+
+async def shutdown(call: CompatCall, _: None) -> None:
+    found = await _open(call)
+    if found is not None:
+        operation = await _go_on(
+            call, found, AbortSession("the transfer was shut down"), "shutdown"
+        )
+        await call.until(operation, lambda one: one.done)
+    call.house.announcements.keep(call.engine.id, call.actor, Announced(shut=True))
+
+
+async def _begin(
+    call: CompatCall,
+    transfer: Transfer,
+    component: Component,
+    facts: EngineFacts,
+    *,
+    check_finite: bool,
+) -> _Open:
+    """Waited for until the engine has taken it on. What comes after that is told by the pieces."""
+    session_id = f"{_PREFIX}{call.house.new_id()}"
+    keeps = CachePolicy.KEEP in call.can.cache_policies
+    command = UpdateWeights(
+        source=SessionWeights(session_id, transfer, _LEASE_MS),
+        # What it is called is said at the end; until then, and without that, it stays.
+        weight_version=facts.weights.version or _UNNAMED,
+        # As vLLM: what has been cached is the trainer's to drop.
+        cache_policy=CachePolicy.KEEP if keeps else CachePolicy.FLUSH,
+        admission=UnderPause(facts.pause_epoch or None),
+        components=(component,),
+        check_finite=check_finite,
+    )
+    operation = await call.begin(command, "start")
+    operation = await call.until(operation, lambda one: one.engine_operation_id is not None)
+    if operation.done and operation.state is not OperationState.SUCCEEDED:
+        raise OrderFailed(operation)
+    return _Open(operation, session_id, transfer)
+
+
+async def _take_piece(call: CompatCall, found: _Open, payload: Payload) -> tuple[int, Operation]:
+    """Its index. A piece that is the very same as the latest one is that one sent again."""
+    stages = call.house.ledger.stages
+    taken = await stages.taken(found.operation.id)
+    index = taken.chunks
+    if taken.calls and not taken.closed:
+        (latest,) = await stages.after(found.operation.id, taken.calls - 1, 1)
+        if isinstance(latest.stage, Chunk) and latest.stage.payload == payload:
+            return latest.stage.index, found.operation
+    operation = await _go_on(call, found, Chunk(index, payload), "piece")
+    return index, operation
+
+
+async def _go_on(call: CompatCall, found: _Open, stage: Stage, part: str) -> Operation:
+    note = f"vLLM endpoint {call.name}"
+    request = StageRequest(
+        engine_id=call.engine.id,
+        command=SessionStage(found.session_id, stage),
+        actor=call.actor,
+        caller=caller_of(call.request, call.who, note),
+        key=call.key(""),
+        fingerprint=call.fingerprint(part),
+    )
+    return (await call.house.sessions.go_on(request)).operation
+
+
+async def _open(call: CompatCall) -> _Open | None:
+    for operation in await call.house.ledger.operations.open_ones(call.engine.id):
+        session_id = session_id_of(operation)
+        ours = session_id is not None and session_id.startswith(_PREFIX)
+        if session_id is not None and ours and operation.actor == call.actor:
+            begun = cast("UpdateWeights", command_of(operation.kind, operation.request))
+            return _Open(operation, session_id, cast("SessionWeights", begun.source).transfer)
+    return None
+
+
+async def _announced(call: CompatCall) -> Announced:
+    """What init said; after a restart of the gateway, what the caller's latest update was by."""
+    known = call.house.announcements.of(call.engine.id, call.actor)
+    if known is not None and not known.shut:
+        return known
+    latest = None if known is not None else await call.latest(OperationKind.UPDATE_WEIGHTS)
+    if latest is not None and (session_id_of(latest) or "").startswith(_PREFIX):
+        begun = cast("UpdateWeights", command_of(latest.kind, latest.request))
+        transfer = cast("SessionWeights", begun.source).transfer
+        if isinstance(transfer, NcclTransfer):
+            return Announced(transfer)
+    if WeightTransferBackend.DISK in call.can.weight_sessions:
+        return Announced()  # of files nothing has to be said before
+    raise WouldHarm("Weight transfer not initialized. Call init_weight_transfer_engine first.")
+
+
+async def _finished_already(call: CompatCall, version: str | None) -> None:
+    """Whether this is a finish once more, of an update that has ended so."""
+    announced = call.house.announcements.of(call.engine.id, call.actor)
+    if announced is not None and announced.component is not None:
+        raise WouldHarm("no weights were sent since start_weight_update")
+    latest = await call.latest(OperationKind.UPDATE_WEIGHTS)
+    if latest is not None and (session_id_of(latest) or "").startswith(_PREFIX):
+        told = (latest.result or {}).get("weight_version")
+        succeeded = latest.state is OperationState.SUCCEEDED
+        same = succeeded and version in (None, told)
+        if same and (await call.facts()).revision == latest.revision:
+            return
+    raise WouldHarm("finish_weight_update called without a matching start_weight_update.")
+
+
+def _piece_for(found: _Open, update_info: Any) -> Piece:
+    piece = piece_of(update_info, found.transfer)
+    if piece.transfer is not None and piece.transfer != found.transfer:
+        raise BadBody("the pieces of one update from disk lie in one folder")
+    return piece
+
+
+def _refuse_unless_still(facts: EngineFacts) -> None:
+    """vLLM would begin, and its next step find half of a model. Raises FailedPrecondition."""
+    if facts.admission is Admission.DRAINING:
+        raise DrainRunning("a pause is still waiting for requests: wait for its end")
+    if facts.admission is not Admission.PAUSED:
+        raise NotPaused("the engine is not paused: pause it before its weights are updated")
+    if ResourceKind.WEIGHTS in facts.released:
+        raise ResourcesReleased("the weights are asleep: wake them up first")
