@@ -15,6 +15,7 @@ from starlette.types import Scope as AsgiScope
 from app.auth.tokens.errors import PermissionDenied, TokenRefused
 from app.domain.errors import (
     ChadburnError,
+    EngineBusy,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
@@ -85,6 +86,8 @@ def _status(error: ChadburnError) -> int:
     if isinstance(error, OrderFailed):
         code = "ABORTED" if error.error is None else error.error.code
         return _STATUS_OF_CODE.get(code, 500)
+    if isinstance(error, EngineBusy):
+        return 503  # over soon, and 5xx is what clients try again on
     status, _ = status_of(error)
     # A body that does not fit is 400 there, and a failing engine 500.
     return {422: 400, 502: 500}.get(status, status)

@@ -42,6 +42,7 @@ class Layered:
     gate: Gateway
     full: Full
     person: str = "ada"
+    engine_id: str = FULL
 
     @property
     def engine(self) -> LayeredEngine:
@@ -50,13 +51,13 @@ class Layered:
 
     @property
     def url(self) -> str:
-        return f"{self.gate.url}/compat/vllm/{FULL}"
+        return f"{self.gate.url}/compat/vllm/{self.engine_id}"
 
     async def call(
         self, method: str, path: str, *, subject: str | None = None, **how: Any
     ) -> httpx2.Response:
         headers = {**self.gate.auth(subject=subject or self.person), **how.pop("headers", {})}
-        url = f"/compat/vllm/{FULL}{path}"
+        url = f"/compat/vllm/{self.engine_id}{path}"
         return await self.gate.http.request(method, url, headers=headers, **how)
 
     async def post(self, path: str, body: Any = None, **how: Any) -> httpx2.Response:
@@ -75,7 +76,7 @@ class Layered:
 
     async def operations(self) -> list[dict[str, Any]]:
         """The oldest first."""
-        listed = await self.gate.get(f"/v1/operations?engine={FULL}&page_size=200")
+        listed = await self.gate.get(f"/v1/operations?engine={self.engine_id}&page_size=200")
         return list(reversed(listed.json()["items"]))
 
     async def kinds(self) -> list[str]:

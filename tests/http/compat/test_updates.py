@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from app.domain.kinds import PauseMode
+from tests.doubles.engine import running_engine
 from tests.enginekit.client import until as settled
 from tests.enginekit.minimal_engine import fault, until
-from tests.http.compat.layered import Layered
+from tests.http.compat.layered import Layered, LayeredEngine
+from tests.http.full import full_engine
+from tests.http.gateway import gateway
 
 pytestmark = pytest.mark.anyio
 
@@ -187,6 +191,35 @@ async def test_a_caller_who_leaves_ends_nothing(vllm: Layered) -> None:
     await vllm.does("/update_weights", PIECE)
     await vllm.does("/finish_weight_update")
     assert await vllm.kinds() == ["pause", "update_weights"]
+
+
+@pytest.mark.long
+async def test_members_of_one_group_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Each is in the middle of a broadcast that ends when all of them are."""
+    one: dict[str, Any] = {"layer": "vllm", "engines": ("full", "other")}
+    async with (
+        gateway(tmp_path / "data", compat=(one,)) as gate,
+        full_engine(gate, tmp_path / "full", LayeredEngine) as full,
+        running_engine(
+            tmp_path / "other", make_engine=lambda: LayeredEngine(world_size=2)
+        ) as other,
+    ):
+        member = {"rank": 0, "admin": other.admin_address, "control": other.admin_address}
+        body = {"id": "other", "members": [member]}
+        await gate.http.post("/v1/engines", json=body, headers=gate.auth())
+        await gate.rooms.fleet.discover("other")
+        both = [Layered(gate, full), Layered(gate, full, engine_id="other")]
+        broadcast = asyncio.Barrier(4)  # two ranks of two engines
+
+        async def takes_part(_order: Any, _rank: int) -> None:
+            await broadcast.wait()
+
+        for engine in (full.engine, cast("LayeredEngine", other.engine)):
+            engine.script("stage", takes_part)
+        info = {"update_info": TENSORS}
+        await asyncio.gather(*(begun(vllm, GROUP) for vllm in both))
+        await asyncio.gather(*(vllm.does("/update_weights", info) for vllm in both))
+        await asyncio.gather(*(vllm.does("/finish_weight_update") for vllm in both))
 
 
 @pytest.mark.long

@@ -1,0 +1,111 @@
+"""The endpoints in front of vLLM's own control service: the same calls, and another way to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from app.rpc.vllm import control_pb2 as pb
+from tests.doubles.trainers import Wire, fast_model_actuation, skyrl
+from tests.doubles.vllm_control import VllmControl, running_controls
+from tests.http.gateway import ENGINE_ID, Gateway, gateway
+
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
+
+
+@dataclass
+class Behind:
+    gate: Gateway
+    control: VllmControl
+    http: httpx2.AsyncClient
+
+    async def does(self, path: str, body: Any = None) -> Any:
+        answer = await self.http.post(path, **({} if body is None else {"json": body}))
+        assert answer.status_code == 200, answer.text
+        return answer.json() if answer.headers.get("content-type") else answer.text
+
+    async def reads(self, path: str) -> Any:
+        return (await self.http.get(path)).raise_for_status().json()
+
+
+@pytest.fixture
+async def vllm(tmp_path: Path) -> AsyncIterator[Behind]:
+    compat = {"layer": "vllm", "engines": (ENGINE_ID,), "flavour": "0.32"}
+    async with (
+        gateway(tmp_path, registered=False, compat=(compat,)) as gate,
+        running_controls() as (running,),
+    ):
+        member = {"rank": 0, "admin": running.address, "control": running.address}
+        body = {"id": ENGINE_ID, "dialect": "vllm", "members": [member]}
+        made = await gate.http.post("/v1/engines", json=body, headers=gate.auth())
+        assert made.status_code == 201, made.text
+        await gate.rooms.fleet.discover(ENGINE_ID)
+        url = f"{gate.url}/compat/vllm/{ENGINE_ID}/"
+        async with httpx2.AsyncClient(base_url=url, headers=gate.auth(), timeout=30) as http:
+            yield Behind(gate, running.control, http)
+
+
+async def test_a_pause_and_a_resume(vllm: Behind) -> None:
+    assert await vllm.does("pause?mode=keep") == {"status": "paused"}
+    assert (vllm.control.paused, vllm.control.mode) == (True, pb.PAUSE_MODE_KEEP)
+    assert await vllm.does("pause?mode=keep") == {"status": "paused"}
+    assert len(vllm.control.named("PauseGeneration")) == 1
+    assert await vllm.reads("is_paused") == {"is_paused": True}
+    assert await vllm.does("resume") == {"status": "resumed"}
+    assert vllm.control.generate() == "tokens"
+
+
+async def test_asleep_and_awake(vllm: Behind) -> None:
+    assert await vllm.does("sleep") == {"status": "sleeping", "level": 1}
+    assert vllm.control.asleep == {"weights", "kv_cache"}
+    refused = await vllm.http.post("resume")
+    assert refused.status_code == 409
+    told = await vllm.does("wake_up?tags=weights")
+    assert told == {"status": "sleeping", "tags": ["weights"]}
+    assert await vllm.does("wake_up") == {"status": "awake", "tags": None}
+    assert vllm.control.generate() == "tokens"
+
+
+async def test_clients(vllm: Behind) -> None:
+    assert await fast_model_actuation(Wire(vllm.http)) == [True, False]
+    assert await fast_model_actuation(Wire(vllm.http, times=2)) == [True, False]
+    with pytest.raises(httpx2.HTTPStatusError):  # there is no order for its caches
+        await skyrl(Wire(vllm.http))
+
+
+async def test_requests_are_aborted_by_name_alone(vllm: Behind) -> None:
+    vllm.control.running = {"a", "b"}
+    told = await vllm.does("abort_requests", {"request_ids": ["a"]})
+    assert told == {"status": "aborted", "aborted": 0, "unverified": 1}
+    refused = await vllm.http.post("abort_requests", json={})
+    assert refused.status_code == 501
+    assert refused.json()["error"].startswith("Failed to abort requests: ")
+    assert vllm.control.running == {"b"}
+
+
+async def test_a_version_and_an_adapter(vllm: Behind) -> None:
+    told = await vllm.does("update_weight_version", {"new_version": "step-3"})
+    assert told == {"success": True, "new_version": "step-3"}
+    assert await vllm.reads("weight_info") == {"weight_version": "step-3"}
+    load = {"lora_name": "a", "lora_path": "/adapters/a"}
+    told = await vllm.does("v1/load_lora_adapter", load)
+    assert told == "Success: LoRA adapter 'a' added successfully."
+    told = await vllm.does("v1/unload_lora_adapter", {"lora_name": "a"})
+    assert told == "Success: LoRA adapter 'a' removed successfully."
+
+
+async def test_what_that_service_does_not_have_is_not_there(vllm: Behind) -> None:
+    for path in (
+        "reset_prefix_cache",
+        "start_profile",
+        "scale_elastic_ep",
+        "release_kv_cache_memory",
+    ):
+        assert (await vllm.http.post(path)).status_code == 404
+    assert await vllm.reads("version") == {"version": "0.32.0"}
+    assert await vllm.reads("get_world_size") == {"world_size": 1}
