@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select, update
+from sqlalchemy import and_, not_, select, update
 
 from app.domain.errors import UnknownEngine
 from app.domain.kept_state import KeptState
 from app.ledger.database import Database, Statements, Write
 from app.ledger.documents import json_object
-from app.ledger.tables import engines, is_ended, kept_states, operations
+from app.ledger.tables import engines, is_open, kept_states, operations
 
 
 class KeptStates:
@@ -20,10 +20,15 @@ class KeptStates:
 
     async def get(self, engine_id: str) -> KeptState | None:
         """None: nothing was ever kept."""
-        ended = select(operations.c.id).where(operations.c.id == kept_states.c.operation_id)
-        query = select(kept_states, ended.where(is_ended).exists().label("abandoned")).where(
-            kept_states.c.engine_id == engine_id
+        open_one = select(operations.c.id).where(
+            operations.c.id == kept_states.c.operation_id, is_open
         )
+        query = select(
+            kept_states,
+            and_(kept_states.c.operation_id.is_not(None), not_(open_one.exists())).label(
+                "abandoned"
+            ),
+        ).where(kept_states.c.engine_id == engine_id)
 
         async def look(connection: Statements) -> KeptState | None:
             row = (await connection.execute(query)).one_or_none()
@@ -70,7 +75,8 @@ class KeptStates:
                 write.upsert(kept_states)
                 .values(engine_id=engine_id, **values)
                 .on_conflict_do_nothing(index_elements=[kept_states.c.engine_id])
+                .returning(kept_states.c.number)
             )
-            return bool((await write.connection.execute(first)).rowcount)
+            return (await write.connection.execute(first)).scalar_one_or_none() is not None
 
         return await self._database.write(work)

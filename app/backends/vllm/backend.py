@@ -31,16 +31,25 @@ from app.backends.vllm.observing import facts_of, observe, troubles_of
 from app.backends.vllm.readings import EngineReading, capabilities_of, info_of, models_of
 from app.backends.vllm.refusals import refused
 from app.backends.vllm.restoring import conclude_restore, restore
+from app.backends.vllm.sessions import OpenSession, not_open
 from app.backends.vllm.stopping import shut_down, until_gone
+from app.backends.vllm.update_ends import conclude_update
+from app.backends.vllm.updating import update
 from app.backends.vllm.verdicts import NoEffect, Undecided, verdict
 from app.clock import Clock
 from app.domain.capabilities import Capabilities
-from app.domain.commands import AbortRequests, RestoreResources, Shutdown, command_of
+from app.domain.commands import (
+    AbortRequests,
+    RestoreResources,
+    Shutdown,
+    UpdateWeights,
+    command_of,
+)
 from app.domain.errors import ChadburnError, UnsupportedOperation
 from app.domain.kinds import OperationKind
 from app.domain.operation import JsonObject
 from app.domain.transitions import Completed, Fact
-from app.domain.weight_sessions import SessionStage
+from app.domain.weight_sessions import AbortSession, SessionStage, SessionWeights
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +74,7 @@ class VllmBackend:
         self._clock = clock
         self._limits = limits
         self._capable: tuple[tuple[str, ...], Capabilities] | None = None
+        self._sessions: dict[str, OpenSession] = {}
         self._means = Means(crew, self._notes, clock.now, limits.settle_s)
 
     async def discover(self, timeout_s: float) -> Discovery:
@@ -156,6 +166,8 @@ class VllmBackend:
             return restore(errand, command)
         if isinstance(command, Shutdown):
             return shut_down(errand)
+        if isinstance(command, UpdateWeights):
+            return self._update(errand, command)
         message = f"vLLM does not offer {command.kind.value}"
         raise refused("UNIMPLEMENTED", "UNSUPPORTED_OPERATION", message)
 
@@ -166,7 +178,21 @@ class VllmBackend:
             return conclude_restore(errand, command)
         if isinstance(command, Shutdown):
             return until_gone(errand)
+        if isinstance(command, UpdateWeights):
+            return conclude_update(errand, command, None)
         return conclude(errand)
+
+    async def _update(self, errand: Errand, command: UpdateWeights) -> AsyncGenerator[Fact, None]:
+        session = None
+        if isinstance(command.source, SessionWeights):
+            session = OpenSession(command.source.session_id, command.source.lease_ms)
+            self._sessions[errand.order.operation_id] = session
+        try:
+            async with aclosing(update(errand, command, session)) as facts:
+                async for fact in facts:
+                    yield fact
+        finally:
+            self._sessions.pop(errand.order.operation_id, None)
 
     def end_without_record(self, order: Order) -> Fact | None:
         if isinstance(order.command, AbortRequests):
@@ -215,7 +241,11 @@ class VllmBackend:
         return False
 
     async def cancel(self, engine_operation_id: str, timeout_s: float) -> None:
-        raise refused("UNIMPLEMENTED", "NOT_CANCELLABLE", "the engine does not cancel this")
+        """Of an update that comes in pieces: its caller calls it off."""
+        session = self._sessions.get(engine_operation_id)
+        if session is None:
+            raise refused("UNIMPLEMENTED", "NOT_CANCELLABLE", "the engine does not cancel this")
+        session.call_off(AbortSession("cancelled"))
 
     async def stop_profile(self, engine_operation_id: str, key: str, timeout_s: float) -> None:
         raise refused("UNIMPLEMENTED", "UNSUPPORTED_OPERATION", "vLLM does not offer this here")
@@ -223,7 +253,11 @@ class VllmBackend:
     async def go_on(
         self, stage: SessionStage, key: str, expected_revision: int | None, timeout_s: float
     ) -> None:
-        raise refused("NOT_FOUND", "SESSION_NOT_FOUND", "no such session is open")
+        """`key` begins with the operation's id."""
+        session = self._sessions.get(key.partition(".")[0])
+        if session is None:
+            raise not_open()
+        session.take(stage, key)
 
     async def close(self) -> None:
         await self._crew.close()

@@ -27,7 +27,10 @@ PAUSING = "pausing"
 SLEEPING = "sleeping"
 WAKING = "waking"
 PREPARING = "preparing"
+BEGUN = "begun"
 UPDATING = "updating"
+FINISHING = "finishing"
+RESUMING = "resuming"
 WITHDRAWING = "withdrawing"
 SENDING = "sending"
 
@@ -52,7 +55,7 @@ def left_behind(kept: Kept, reading: EngineReading) -> Kept:
     way = kept.under_way
     assert way is not None
     after = kept.over(None)
-    if way.kind is OperationKind.UPDATE_WEIGHTS and way.step == UPDATING:
+    if way.kind is OperationKind.UPDATE_WEIGHTS and way.step in (UPDATING, FINISHING):
         spoilt = replace(after, weights=WeightsState.INCONSISTENT, session_open=True)
         return spoilt.changed()
     if way.kind is OperationKind.RELEASE_RESOURCES and _any_asleep(reading):
@@ -205,10 +208,8 @@ def _drains(way: UnderWay) -> bool:
 
 
 def _weights(kept: Kept, way: UnderWay | None) -> WeightsState:
-    updating = way is not None and way.kind is OperationKind.UPDATE_WEIGHTS
-    if way is not None and updating and way.step == UPDATING:
-        return WeightsState.UPDATING
-    return kept.weights
+    updating = way is not None and way.step in (UPDATING, FINISHING)
+    return WeightsState.UPDATING if updating else kept.weights
 
 
 def _pause_fact(kept: Kept, reading: EngineReading) -> PauseFact | None:

@@ -34,7 +34,7 @@ BOTH = frozenset({ResourceKind.WEIGHTS, ResourceKind.KV_CACHE})
 REFUSES_SINCE = (0, 33)
 """From this version on new requests get 503 while paused by abort or wait; before, they hang."""
 
-_SPEAKS: dict[str, WeightTransferBackend] = {}
+_SPEAKS = {one.value: one for one in (WeightTransferBackend.NCCL, WeightTransferBackend.DISK)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
