@@ -95,6 +95,41 @@ class Callers:
         return await self.gate.http.get(f"/compat/vllm/{engine}~{secret}{rest}", headers=headers)
 
 
+@dataclass
+class Known:
+    """Settings of three identities, and what they show."""
+
+    settings: tuple[dict[str, Any], ...]
+    socket: Path
+    secret_file: Path
+    authority: Authority
+    client_ca: Path
+
+
+def known(folder: Path, scopes: tuple[str, ...], engines: Any = "all") -> Known:
+    authority = Authority(folder / "ca")
+    certificate, key = authority.issue("localhost")
+    client_ca = folder / "client-ca.pem"
+    client_ca.write_bytes(authority.path.read_bytes())
+    secret_file, at = folder / "secret", folder / "trainer.sock"
+    secret_file.write_text(f"{SECRET}\n")
+    tls = {
+        "listen": "127.0.0.1:0",
+        "certificate": certificate,
+        "key": key,
+        "client_ca": client_ca,
+        "names": ["trainer.test", TRAINER],
+    }
+    common = {"scopes": scopes, "engines": engines}
+    shows = {
+        "bysocket": {"unix_socket": at},
+        "bypath": {"secret_file": secret_file},
+        "bycert": {"tls": tls},
+    }
+    settings = tuple({"name": name, **one, **common} for name, one in shows.items())
+    return Known(settings, at, secret_file, authority, client_ca)
+
+
 @asynccontextmanager
 async def callers(
     folder: Path,
@@ -104,31 +139,10 @@ async def callers(
     policy: Callable[[str], str] | None = None,
     **changes: Any,
 ) -> AsyncIterator[Callers]:
-    authority = Authority(folder / "ca")
-    certificate, key = authority.issue("localhost")
-    client_ca = folder / "client-ca.pem"
-    client_ca.write_bytes(authority.path.read_bytes())
-    secret_file = folder / "secret"
-    secret_file.write_text(f"{SECRET}\n")
-    common = {"scopes": scopes, "engines": engines}
-    identities = (
-        {"name": "bysocket", "unix_socket": folder / "trainer.sock", **common},
-        {"name": "bypath", "secret_file": secret_file, **common},
-        {
-            "name": "bycert",
-            "tls": {
-                "listen": "127.0.0.1:0",
-                "certificate": certificate,
-                "key": key,
-                "client_ca": client_ca,
-                "names": ["trainer.test", TRAINER],
-            },
-            **common,
-        },
-    )
+    made = known(folder, scopes, engines)
     async with gateway(
-        folder / "data", policy=policy, compat_identity=identities, **changes
+        folder / "data", policy=policy, compat_identity=made.settings, **changes
     ) as gate:
         add_routes(gate.app)
         others = Authority(folder / "others")
-        yield Callers(gate, folder / "trainer.sock", secret_file, authority, client_ca, others)
+        yield Callers(gate, made.socket, made.secret_file, made.authority, made.client_ca, others)
