@@ -23,7 +23,7 @@ from app.domain.kinds import OperationKind
 from app.http.api import OF_THE_KIND, found_route
 from app.http.route import RouteFound
 from app.settings import Settings
-from app.startup import issuers_of, policy_of
+from app.startup import identities_of, issuers_of, policy_of
 
 _TIMEOUT_S = 5.0
 _REGISTERING = "register_engine"
@@ -92,6 +92,13 @@ def caller_of_claims(settings: Settings, claims: dict[str, Any], clock: Clock) -
     return judge(configs[issuer], Voucher(typ="at+jwt"), claims, clock.now()).principal
 
 
+def caller_of_identity(settings: Settings, name: str, clock: Clock) -> Principal | None:
+    """As it is known at compatible endpoints; None: no identity is called so. Raises
+    StartupRefused."""
+    found = {one.name: one for one in identities_of(settings)}
+    return found[name].principal(clock.now()) if name in found else None
+
+
 def policy_in(settings: Settings, file: Path | None) -> Policy | None:
     """Of the file, or of the one that the settings name. Raises StartupRefused."""
     if file is not None:
@@ -102,7 +109,8 @@ def policy_in(settings: Settings, file: Path | None) -> Policy | None:
 def answer_to(
     question: Question, caller: Principal, policy: Policy | None, settings: Settings
 ) -> Answer:
-    route = found_route(question.method, question.path)
+    compat = bool(settings.compat)
+    route = found_route(question.method, question.path, compat=compat)
     if route is None or route.need is None:
         return Answer(route, None)
     need = route.need

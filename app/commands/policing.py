@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 policy = typer.Typer(help="Who may do what on which engines.", no_args_is_help=True)
 
+_IDENTITY = "identity:"
+
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 
 
@@ -33,12 +35,15 @@ def check(
 ) -> None:
     """Read a policy file as the gateway would. With the gateway's settings (--config) its issuers
     are known as well, so that rules for others are found."""
+    from app.auth.identities.known import LOCAL_ISSUER
     from app.auth.policy.reading import PolicyRefused, read_policy
 
     settings = settings_of(config, {})
-    known = {one.issuer: bool(one.group_claims) for one in settings.issuers} or None
+    known = {one.issuer: bool(one.group_claims) for one in settings.issuers}
+    if settings.compat_identity:
+        known[LOCAL_ISSUER] = False
     try:
-        read = read_policy(file.read_bytes(), known)
+        read = read_policy(file.read_bytes(), known or None)
     except OSError as error:
         raise usage(f"{file}: {error.strerror}") from error
     except PolicyRefused as refused:
@@ -54,9 +59,9 @@ def explain(
     who: Annotated[
         str,
         typer.Argument(
-            metavar="TOKEN|CLAIMS",
+            metavar="TOKEN|CLAIMS|identity:NAME",
             help="An access token; or claims as a JSON object, which asks no issuer; or - to read "
-            "either from standard input.",
+            "either from standard input; or a compat_identity of the settings.",
         ),
     ],
     method: Annotated[str, typer.Argument(help="Such as POST.")],
@@ -101,9 +106,14 @@ def explain(
 
 def _caller(settings: Settings, who: str) -> Principal:
     from app.clock import SystemClock
-    from app.explaining import caller_of_claims, caller_of_token
+    from app.explaining import caller_of_claims, caller_of_identity, caller_of_token
 
     try:
+        if who.startswith(_IDENTITY):
+            caller = caller_of_identity(settings, who.removeprefix(_IDENTITY), SystemClock())
+            if caller is None:
+                raise usage("no compat_identity is called so")
+            return caller
         if not who.lstrip().startswith("{"):
             return asyncio.run(caller_of_token(settings, who, SystemClock()))
         return caller_of_claims(settings, _object(who), SystemClock())

@@ -118,10 +118,11 @@ def build_api(
     return app
 
 
-def found_route(method: str, path: str) -> RouteFound | None:
-    """The route that a request would come to; None: 404 or 405. Serves nothing."""
+def found_route(method: str, path: str, *, compat: bool = False) -> RouteFound | None:
+    """The route that a request would come to; None: 404 or 405. Serves nothing. `compat`: with the
+    compatible endpoints, whichever engine has them."""
     app = build_api(
-        ApiSettings(allowed_hosts=()),
+        ApiSettings(allowed_hosts=(), compat=compat),
         metrics=Metrics(),
         lifespan=_nothing,
         new_id=uuid7,

@@ -93,6 +93,34 @@ def test_a_call_is_explained(
     assert ran.out.splitlines()[-1] == f"answer  {answer}"
 
 
+def test_an_identity_of_the_settings_is_explained_too(run: Run, folder: Path) -> None:
+    (folder / "secret").write_text("0123456789abcdef0123456789abcdef")
+    identity = (
+        '[[compat]]\nlayer = "vllm"\nengines = ["e1", "e2"]\n[[compat_identity]]\nname = "rl"\n'
+        'scopes = ["admin:read", "admin:pause"]\nengines = { id = "e1" }\nsecret_file = "secret"\n'
+    )
+    config = folder / "gateway.toml"
+    config.write_text(f"{CONFIG}{identity}")
+    pause = "/compat/vllm/{}/pause"
+    allowed = explained(run, "identity:rl", "POST", pause.format("e1"))
+    assert (allowed.code, allowed.err) == (0, ""), allowed.out
+    assert "caller  rl of urn:chadburn:compat-identity by client secret_path, a client" in (
+        allowed.out
+    )
+    assert "'its own engines': leaves admin:pause admin:read on id 'e1'" in allowed.out
+    hidden = explained(run, "identity:rl", "POST", pause.format("e2"))
+    assert (hidden.code, "refused: ENGINE_NOT_FOUND" in hidden.out) == (6, True)
+    nobody = explained(run, "identity:other", "POST", pause.format("e1"))
+    assert (nobody.code, "no compat_identity is called so" in nobody.err) == (2, True)
+    rule = 'name = "all"\nwho = { issuer = "urn:chadburn:compat-identity" }\n'
+    (folder / "p.toml").write_text(f'[[rules]]\n{rule}scopes = ["admin:read"]\nengines = "all"\n')
+    narrower = explained(run, "identity:rl", "POST", pause.format("e1"), "--policy", "p.toml")
+    assert (narrower.code, "refused: REFUSED_BY_POLICY" in narrower.out) == (6, True)
+    assert run("policy", "check", "p.toml", "--config", "gateway.toml").code == 0
+    config.write_text(CONFIG)
+    assert "is no issuer" in run("policy", "check", "p.toml", "--config", "gateway.toml").err
+
+
 def test_labels_decide_and_are_asked_for(run: Run, folder: Path) -> None:
     who, call = claims("admin:pause", groups=["search"]), ("POST", "/v1/engines/e1/pause")
     for label, code, answer in (

@@ -121,7 +121,7 @@ def known(folder: Path, scopes: tuple[str, ...], engines: Any = "all") -> Known:
         "names": ["trainer.test", TRAINER],
     }
     common = {"scopes": scopes, "engines": engines}
-    shows = {
+    shows: dict[str, dict[str, Any]] = {
         "bysocket": {"unix_socket": at},
         "bypath": {"secret_file": secret_file},
         "bycert": {"tls": tls},

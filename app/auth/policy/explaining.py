@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from app.auth.policy.rules import Policy, Rule
+from app.auth.policy.rules import Policy, Rule, Who
 from app.auth.principal import Principal
 from app.domain.scopes import Scope
 from app.domain.selectors import Labels, Selector
@@ -58,11 +58,17 @@ class Explained:
     rules: tuple[RuleFound, ...]
 
 
+_OWN = Rule(name="its own engines", who=Who(), scopes=None, engines=Selector())
+"""Of a caller who has some by itself, where there is no policy."""
+
+
 def explain(
     caller: Principal, policy: Policy | None, needed: Iterable[Scope], named: Named | None
 ) -> Explained:
     """`named` None: the call is about no one engine, and is answered with those in sight."""
     scopes = tuple(sorted(needed))
+    if policy is None and not caller.engines.takes_all:
+        policy = Policy(rules=(_OWN,))
     rules = () if policy is None else tuple(_found(rule, caller, named) for rule in policy.rules)
     lacks = tuple(scope for scope in scopes if scope not in caller.scopes)
 
@@ -87,12 +93,13 @@ def explain(
 
 
 def _found(rule: Rule, caller: Principal, named: Named | None) -> RuleFound:
+    engines = rule.engines.within(caller.engines)
     return RuleFound(
         rule.name,
         rule.who.unmet(caller),
         rule.leaves(caller),
-        rule.engines.in_words(),
-        _takes(rule.engines, named),
+        engines.in_words(),
+        _takes(engines, named),
     )
 
 
