@@ -24,6 +24,7 @@ from app.domain.kinds import (
     Component,
     OperationKind,
     OperationState,
+    PauseMode,
     ResourceKind,
     WeightTransferBackend,
 )
@@ -180,12 +181,14 @@ async def _begin(
 ) -> _Open:
     """Waited for until the engine has taken it on. What comes after that is told by the pieces."""
     session_id = f"{_PREFIX}{call.house.new_id()}"
-    keeps = CachePolicy.KEEP in call.can.cache_policies
+    # What is frozen goes on from what it has; otherwise the pause was to clear the cache, and not
+    # every engine can be told so at a pause.
+    frozen = facts.pause is not None and facts.pause.mode is PauseMode.KEEP
+    keeps = frozen and CachePolicy.KEEP in call.can.cache_policies
     command = UpdateWeights(
         source=SessionWeights(session_id, transfer, _LEASE_MS),
         # What it is called is said at the end; until then, and without that, it stays.
         weight_version=facts.weights.version or _UNNAMED,
-        # As vLLM: what has been cached is the trainer's to drop.
         cache_policy=CachePolicy.KEEP if keeps else CachePolicy.FLUSH,
         admission=UnderPause(facts.pause_epoch or None),
         components=(component,),

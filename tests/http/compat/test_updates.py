@@ -51,6 +51,18 @@ async def test_without_a_version_it_stays(vllm: Layered) -> None:
 
 
 @pytest.mark.long
+async def test_what_was_cached_goes_unless_requests_are_frozen_with_it(vllm: Layered) -> None:
+    for mode, policy in (("keep", "keep"), ("abort", "flush"), ("wait", "flush")):
+        await vllm.does(f"/pause?mode={mode}&clear_cache=false")
+        await vllm.does("/start_weight_update")
+        await vllm.does("/update_weights", PIECE)
+        await vllm.does("/finish_weight_update")
+        await vllm.does("/resume")
+        update = (await vllm.operations())[-2]
+        assert update["request"]["cache_policy"] == policy
+
+
+@pytest.mark.long
 async def test_each_call_may_come_twice(vllm: Layered) -> None:
     version = {"weight_version": "step-1"}
     await vllm.does("/pause?mode=keep")
