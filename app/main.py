@@ -57,6 +57,7 @@ from app.operations.artifacts import Artifacts
 from app.operations.deadlines import Deadlines
 from app.operations.fleet import Fleet
 from app.operations.freezing import Freezes
+from app.operations.groups import Groups
 from app.operations.orders import Orders
 from app.operations.pace import Pace
 from app.operations.profiles import Profiles
@@ -264,6 +265,7 @@ async def _opened(
             sessions=sessions,
             settlements=Settlements(ledger, runner, clock),
             freezes=Freezes(ledger, fleet, clock),
+            groups=Groups(ledger, fleet, clock),
             clock=clock,
             new_id=new_id,
             tail=tail,

@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from app.domain.capabilities import Capabilities
 from app.domain.commands import Command
 from app.domain.facts import EngineFacts
 from app.domain.operation import JsonObject, OperationError
 from app.domain.transitions import Cancelled, Completed, Fact, Failed
-from app.domain.weight_sessions import SessionStage
+from app.domain.weight_sessions import NcclTransfer, SessionStage
 
 
 class EngineRefused(Exception):
@@ -168,3 +168,14 @@ class EngineBackend(Protocol):
         EngineSilent."""
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class JoinsGroups(Protocol):
+    """An engine that joins a trainer's process group by a call of its own, and stays in it over
+    several updates. Others join with the update that names the group."""
+
+    async def join_group(self, transfer: NcclTransfer, timeout_s: float) -> None:
+        """Returns when it is in. An update by that very group then does not open it again. Raises
+        EngineRefused (an order is under way, too); EngineSilent: whether it is in is not known,
+        and it counts as out."""

@@ -32,6 +32,7 @@ from app.observability.metrics import Metrics
 from app.observability.refused_callers import RefusedCallers
 from app.operations.fleet import Fleet
 from app.operations.freezing import Freezes
+from app.operations.groups import Groups
 from app.operations.orders import Orders
 from app.operations.profiles import Profiles
 from app.operations.round_trips import RoundTrips
@@ -105,6 +106,7 @@ class Rooms:
     sessions: Sessions
     settlements: Settlements
     freezes: Freezes
+    groups: Groups
     clock: Clock
     new_id: IdSource
     tail: Tail

@@ -24,6 +24,7 @@ from app.backends.streams import StreamLimits
 from app.backends.vllm import aborting
 from app.backends.vllm.aims import aim_of
 from app.backends.vllm.errands import Errand, Means, conclude, one_call
+from app.backends.vllm.groups import join
 from app.backends.vllm.kept import Kept, KeptStates, UnderWay
 from app.backends.vllm.members import Crew, EngineDead
 from app.backends.vllm.notes import Notes, Overtaken
@@ -49,7 +50,12 @@ from app.domain.errors import ChadburnError, UnsupportedOperation
 from app.domain.kinds import OperationKind
 from app.domain.operation import JsonObject
 from app.domain.transitions import Completed, Fact
-from app.domain.weight_sessions import AbortSession, SessionStage, SessionWeights
+from app.domain.weight_sessions import (
+    AbortSession,
+    NcclTransfer,
+    SessionStage,
+    SessionWeights,
+)
 
 log = logging.getLogger(__name__)
 
@@ -239,6 +245,12 @@ class VllmBackend:
         except Undecided:
             return False
         return False
+
+    async def join_group(self, transfer: NcclTransfer, timeout_s: float) -> None:
+        try:
+            await join(transfer, self._crew, self._notes, self._clock.now, timeout_s)
+        except ChadburnError as away:
+            raise EngineSilent(Silence.UNREACHABLE) from away
 
     async def cancel(self, engine_operation_id: str, timeout_s: float) -> None:
         """Of an update that comes in pieces: its caller calls it off."""

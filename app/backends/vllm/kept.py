@@ -69,7 +69,8 @@ class Ended:
 class Kept:
     """`instance_ids`: of the members, in their order. `sleep_doubt`: somebody else paused the
     engine, and whether it sleeps besides can't be told. `session_open`: the engine has a weight
-    session open that nobody goes on with. `weights`: valid unless something is known against it.
+    session open that nobody goes on with. `group`: that the engine has joined apart from an update,
+    and stays in. `weights`: valid unless something is known against it.
     """
 
     number: int = 0
@@ -85,6 +86,7 @@ class Kept:
     updates_since_flush: int = 0
     loras: tuple[LoraFact, ...] = ()
     session_open: bool = False
+    group: JsonObject | None = None
     under_way: UnderWay | None = None
     abandoned: bool = False
     ended: Ended | None = None
@@ -131,6 +133,7 @@ class Kept:
                 "updates_since_flush": self.updates_since_flush,
                 "loras": loras,
                 "session_open": self.session_open,
+                "group": None if self.group is None else dict(self.group),
                 "under_way": None
                 if way is None
                 else {"kind": way.kind.value, "step": way.step, "request": dict(way.request)},
@@ -163,6 +166,7 @@ class Kept:
                 for a in loras
             ),
             session_open=bool(parts["session_open"]),
+            group=cast("JsonObject | None", parts.get("group")),
             under_way=None
             if way is None
             else UnderWay(

@@ -188,6 +188,10 @@ class Crew:
                 raise EngineRefused(no_way(silent)) from silent
         return Calls(tuple(ready))
 
+    async def lines(self) -> Calls:
+        """For calls that are no order's. Raises EngineSilent."""
+        return Calls(tuple([(seat.orders, *await seat.orders.open()) for seat in self._seats]))
+
 
 class Calls:
     """Calls to the members, whose lines are up."""

@@ -124,6 +124,7 @@ def _another(kept: Kept, reading: EngineReading, now: datetime) -> Kept:
         updates_since_flush=kept.updates_since_flush if some_stay else 0,
         loras=reading.loras,
         session_open=kept.session_open and some_stay,
+        group=None,
     ).changed()
 
 

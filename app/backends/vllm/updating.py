@@ -13,6 +13,7 @@ from dataclasses import replace
 from app.backends.port import EngineRefused
 from app.backends.vllm.aims import MODES
 from app.backends.vllm.errands import Errand
+from app.backends.vllm.groups import is_in
 from app.backends.vllm.kept import HeldPause
 from app.backends.vllm.members import EngineDead
 from app.backends.vllm.observing import (
@@ -78,13 +79,14 @@ class _Update:
         await errand.begin(PREPARING)
         calls = await errand.first_calls()
         yield EngineAccepted(engine_operation_id=errand.order.operation_id)
-        yield Progressed(progress=Progress("initialising"))
-        requests = [pb.InitWeightTransferEngineRequest(init_info_json=one) for one in infos]
-        answers = await calls.order("InitWeightTransferEngine", requests, errand.longest_s)
         try:
-            if all(isinstance(one, Refused) for one in answers.values()):
-                await errand.give_up(EngineRefused(first_error(answers)))
-            self._require(answers)
+            if not is_in(errand.kept, self._transfer):
+                yield Progressed(progress=Progress("initialising"))
+                requests = [pb.InitWeightTransferEngineRequest(init_info_json=one) for one in infos]
+                answers = await calls.order("InitWeightTransferEngine", requests, errand.longest_s)
+                if all(isinstance(one, Refused) for one in answers.values()):
+                    await errand.give_up(EngineRefused(first_error(answers)))
+                self._require(answers)
             await self._pause()
             await errand.step(BEGUN)
             async for fact in self._pieces():

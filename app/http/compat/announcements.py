@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from app.domain.kinds import Component
 from app.domain.operation import Actor
@@ -28,6 +31,7 @@ class Announcements:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, Actor], Announced] = OrderedDict()
+        self._joining: dict[tuple[str, Actor, Transfer], asyncio.Task[bool]] = {}
 
     def of(self, engine_id: str, actor: Actor) -> Announced | None:
         return self._kept.get((engine_id, actor))
@@ -37,3 +41,25 @@ class Announcements:
         self._kept.move_to_end((engine_id, actor))
         if len(self._kept) > _MOST:
             self._kept.popitem(last=False)
+
+    async def joined(
+        self,
+        engine_id: str,
+        actor: Actor,
+        transfer: Transfer,
+        join: Callable[[], Coroutine[Any, Any, bool]],
+    ) -> bool:
+        """What `join` gives; while it is under way, a call once more waits for the same one. It
+        goes on when nobody waits for it."""
+        key = (engine_id, actor, transfer)
+        task = self._joining.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(join())
+            self._joining[key] = task
+            task.add_done_callback(lambda done: self._over(key, done))
+        return await asyncio.shield(task)
+
+    def _over(self, key: tuple[str, Actor, Transfer], task: asyncio.Task[bool]) -> None:
+        del self._joining[key]
+        if not task.cancelled():
+            task.exception()  # whoever waited may have left

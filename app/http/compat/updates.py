@@ -47,12 +47,14 @@ from app.http.compat.giving import CompatCall
 from app.http.compat.refusals import BadBody, OrderFailed, WouldHarm
 from app.http.compat.transfers import Piece, piece_of, transfer_of
 from app.http.records import caller_of
+from app.http.refusals import Closing
 from app.operations.sessions import StageRequest, is_staged
 from app.operations.stage_sending import session_id_of
 
 _PREFIX = "vllm-"
 _LEASE_MS = 600_000
 """A trainer that says nothing for so long is gone, and the engine must not stay as it left it."""
+_JOIN_S = 1800.0
 _UNNAMED = "default"
 """What vLLM calls weights that nobody has named."""
 
@@ -90,7 +92,22 @@ def finish_asked(asked: Asked) -> str | None:
 
 
 async def init(call: CompatCall, init_info: Mapping[str, Any]) -> None:
+    """Where engines join a group by a call of its own, this is it: whoever opens the group waits
+    for them in theirs."""
     transfer = transfer_of(init_info, call.can.weight_sessions)
+    if isinstance(transfer, NcclTransfer):
+        transfer.check_ranks(call.can.world_size)
+        caller = caller_of(call.request, call.who, f"vLLM endpoint {call.name}")
+        engine_id, groups = call.engine.id, call.house.groups
+        joining = call.house.announcements.joined(
+            engine_id,
+            call.actor,
+            transfer,
+            lambda: groups.join(engine_id, transfer, caller, _JOIN_S),
+        )
+        with call.house.waiting.one_more(call.request):
+            if await call.house.closing.unless(joining) is None:
+                raise Closing
     call.house.announcements.keep(call.engine.id, call.actor, Announced(transfer))
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx2
 import pytest
 
 from app.rpc.vllm import control_pb2 as pb
-from tests.doubles.trainers import Wire, fast_model_actuation, skyrl
+from tests.doubles.trainers import Step, Wire, fast_model_actuation, skyrl, trl
 from tests.doubles.vllm_control import VllmControl, running_controls
+from tests.enginekit.client import until as settled
 from tests.http.gateway import ENGINE_ID, Gateway, gateway
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
@@ -97,6 +100,68 @@ async def test_a_version_and_an_adapter(vllm: Behind) -> None:
     assert told == "Success: LoRA adapter 'a' added successfully."
     told = await vllm.does("v1/unload_lora_adapter", {"lora_name": "a"})
     assert told == "Success: LoRA adapter 'a' removed successfully."
+
+
+async def test_a_group_is_joined_once_and_kept(vllm: Behind) -> None:
+    """As long as its trainer waits for it in its own part, and before any pause."""
+    opens = vllm.control.hangs["InitWeightTransferEngine"] = asyncio.Event()
+    group = {"master_address": "::1", "master_port": 29500, "rank_offset": 1, "world_size": 2}
+    tensors = {"dtype_names": ["bfloat16"], "shapes": [[2]], "packed": True}
+    steps = [Step(f"step-{n}", [{"names": [name], **tensors} for name in "ab"]) for n in (1, 2)]
+    wire = Wire(vllm.http)
+    training = asyncio.create_task(trl(wire, steps, group))
+    await settled(lambda: vllm.control.named("InitWeightTransferEngine"))
+    assert wire.statuses == [200]  # the world size
+    opens.set()
+    await training
+    assert set(wire.statuses) == {200}
+    assert len(vllm.control.named("InitWeightTransferEngine")) == 1
+    assert vllm.control.orders.count("UpdateWeights") == 4
+    assert vllm.control.weight_version == "step-2"
+    assert vllm.control.generate() == "tokens"
+    audit = (await vllm.gate.get("/v1/audit")).json()["items"]
+    assert [one["outcome"] for one in audit if one["action"] == "join_group"] == ["accepted"]
+    # A trainer that has begun anew opens another one, and so does an engine that has.
+    await trl(wire, [steps[0]], group)
+    assert len(vllm.control.named("InitWeightTransferEngine")) == 2
+    vllm.control.start()
+    await vllm.gate.rooms.fleet.discover(ENGINE_ID)
+    await vllm.does("pause?mode=keep")
+    await vllm.does("start_weight_update")
+    await settled(lambda: len(vllm.control.named("InitWeightTransferEngine")) == 3)
+
+
+async def test_a_group_is_joined_by_one_of_many_calls(vllm: Behind) -> None:
+    opens = vllm.control.hangs["InitWeightTransferEngine"] = asyncio.Event()
+    group = {"master_address": "::1", "master_port": 29500, "rank_offset": 1, "world_size": 2}
+    path, body = "init_weight_transfer_engine", {"init_info": group}
+    calls = [asyncio.create_task(vllm.http.post(path, json=body)) for _ in range(3)]
+    await settled(lambda: vllm.control.named("InitWeightTransferEngine"))
+    calls.append(asyncio.create_task(vllm.http.post(path, json=body)))
+    opens.set()
+    assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200}
+    assert len(vllm.control.named("InitWeightTransferEngine")) == 1
+    # Not while another order is at work.
+    goes = vllm.control.hangs["PauseGeneration"] = asyncio.Event()
+    pausing = asyncio.create_task(vllm.http.post("pause?mode=keep"))
+    await settled(lambda: vllm.control.named("PauseGeneration"))
+    busy = await vllm.http.post(path, json=body)
+    assert busy.status_code == 503
+    goes.set()
+    assert (await pausing).status_code == 200
+
+
+async def test_a_group_that_is_not_joined(vllm: Behind) -> None:
+    group = {"master_address": "::1", "master_port": 29500, "rank_offset": 1, "world_size": 2}
+    vllm.control.fails["InitWeightTransferEngine"] = [(grpc.StatusCode.INTERNAL, "nccl")]
+    failed = await vllm.http.post("init_weight_transfer_engine", json={"init_info": group})
+    assert failed.status_code == 500
+    small = {**group, "world_size": 1}
+    refused = await vllm.http.post("init_weight_transfer_engine", json={"init_info": small})
+    assert refused.status_code == 400
+    vllm.control.transfer = ""
+    files = await vllm.http.post("init_weight_transfer_engine", json={"init_info": {}})
+    assert files.status_code in (400, 404)
 
 
 async def test_what_that_service_does_not_have_is_not_there(vllm: Behind) -> None:
