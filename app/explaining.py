@@ -17,6 +17,7 @@ from app.auth.requires import Need, refused_besides
 from app.auth.tokens.claims import Voucher, judge
 from app.auth.tokens.errors import ClaimInvalid, ClaimMissing, IssuerForeign
 from app.auth.tokens.issuers import IssuerConfig
+from app.auth.tokens.nonces import Nonces
 from app.auth.tokens.verifier import TokenVerifier
 from app.clock import Clock
 from app.domain.kinds import OperationKind
@@ -71,7 +72,10 @@ async def caller_of_token(settings: Settings, token: str, clock: Clock) -> Princ
     and StartupRefused."""
     issuers = issuers_of(settings)
     async with httpx2.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False) as http:
-        verifier = TokenVerifier(issuers, http=http, now=clock.now, proofs=_NoProofs())
+        nonces = Nonces(b"", clock.now)
+        verifier = TokenVerifier(
+            issuers, http=http, now=clock.now, proofs=_NoProofs(), nonces=nonces
+        )
         try:
             return await verifier.still_good(token)
         finally:

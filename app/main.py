@@ -26,6 +26,7 @@ from app.auth.requires import Gate
 from app.auth.sessions.house import open_house
 from app.auth.tokens.dpop import PROOF_ALGORITHMS
 from app.auth.tokens.issuers import DpopUse
+from app.auth.tokens.nonces import Nonces
 from app.auth.tokens.verifier import TokenVerifier
 from app.backends.credentials import Credentials
 from app.backends.registry import Backends
@@ -227,7 +228,10 @@ async def _opened(
         http = await held.enter_async_context(
             httpx2.AsyncClient(timeout=_KEY_FETCH_TIMEOUT_S, follow_redirects=False)
         )
-        verifier = TokenVerifier(issuers, http=http, now=clock.now, proofs=ledger.proofs)
+        nonces = Nonces(meant.nonce_key or secrets.token_bytes(32), clock.now)
+        verifier = TokenVerifier(
+            issuers, http=http, now=clock.now, proofs=ledger.proofs, nonces=nonces
+        )
         bound = any(issuer.dpop is not DpopUse.OFF for issuer in issuers)
         held.push_async_callback(verifier.aclose)
         house = None

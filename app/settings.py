@@ -124,6 +124,7 @@ class IssuerSettings(_Section):
     leeway_s: int = 30
     introspection: IntrospectionSettings | None = None
     dpop: Literal["off", "allowed", "required"] = "off"
+    dpop_nonce: bool = False
     login: LoginSettings | None = None
     """None: nobody logs in with a browser there."""
 
@@ -284,6 +285,10 @@ class Settings(BaseSettings):
     unless the policy says."""
     policy_file: Path | None = None
     """What each caller may do on which engines. None: what its token says, on all of them."""
+
+    dpop_nonce_key_file: Path | None = None
+    """32 bytes in base64, where several gateways give out nonces for proofs. None: a key of its
+    own for each start."""
 
     browser_sessions: BrowserSessionSettings = BrowserSessionSettings()
     """Of people who log in with a browser, where an issuer has `login`."""

@@ -127,6 +127,7 @@ def _issuer(issuer: IssuerSettings, audience: str | None) -> IssuerConfig:
         leeway_s=issuer.leeway_s,
         introspection=_introspection(issuer),
         dpop=DpopUse(issuer.dpop),
+        dpop_nonce=issuer.dpop_nonce,
     )
 
 
@@ -173,6 +174,17 @@ def logins_of(settings: Settings, issuers: tuple[IssuerConfig, ...]) -> LoginSet
         )
     except (IssuerConfigError, ValueError) as error:
         raise StartupRefused(str(error), EXIT_SETTINGS) from error
+
+
+def nonce_key_of(settings: Settings) -> bytes | None:
+    """None: none is set. Raises StartupRefused."""
+    file = settings.dpop_nonce_key_file
+    if file is None:
+        return None
+    try:
+        return read_key(_secret_in(file, f"{file}"))
+    except ValueError as error:
+        raise StartupRefused(f"dpop_nonce_key_file: {error}", EXIT_SETTINGS) from error
 
 
 def _login(issuer: IssuerSettings, config: IssuerConfig) -> LoginClient:
@@ -382,6 +394,7 @@ class Meant:
     policy: LivePolicy
     login: LoginSetup | None
     identities: tuple[CompatIdentity, ...]
+    nonce_key: bytes | None
 
 
 def checked(settings: Settings) -> Meant:
@@ -396,6 +409,7 @@ def checked(settings: Settings) -> Meant:
         policy_of(settings, issuers),
         logins_of(settings, issuers),
         identities_of(settings),
+        nonce_key_of(settings),
     )
 
 

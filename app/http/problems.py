@@ -15,6 +15,7 @@ from starlette.types import Scope as AsgiScope
 
 from app.auth.tokens.errors import (
     InsufficientScope,
+    NonceNeeded,
     PermissionDenied,
     ProofRefused,
     TokenInvalid,
@@ -137,6 +138,8 @@ def headers_of(error: domain.ChadburnError, status: int, scope: AsgiScope) -> di
         headers["Allow"] = error.allowed
     if isinstance(error, TokenRefused | InsufficientScope):
         headers["WWW-Authenticate"] = challenge(error, scope)
+    if isinstance(error, NonceNeeded):
+        headers["DPoP-Nonce"] = error.nonce
     if error.operation_id is not None:
         headers["Link"] = f'</v1/operations/{error.operation_id}>; rel="related"'
     return headers
@@ -152,6 +155,8 @@ def challenge(error: domain.ChadburnError, scope: AsgiScope) -> str:
         parts.append('error="insufficient_scope"')
         if error.required:
             parts.append(f'scope="{" ".join(error.required)}"')
+    elif isinstance(error, NonceNeeded):
+        parts.append('error="use_dpop_nonce"')
     elif isinstance(error, ProofRefused):
         parts.append('error="invalid_dpop_proof"')
     elif isinstance(error, TokenInvalid):

@@ -62,6 +62,12 @@ IDENTITY: Mapping[str, Reason] = {
         "address and token, and made just now.",
         "See `detail`; the address is the public one.",
     ),
+    "PROOF_NONCE_NEEDED": Reason(
+        "DPoP proof without a nonce",
+        "Proofs of this issuer's tokens repeat a nonce of the gateway's; it is another one every "
+        "few minutes.",
+        "Make a new proof with the nonce of the header `DPoP-Nonce`, and keep it for the next.",
+    ),
     "PROOF_REPLAYED": Reason(
         "DPoP proof shown before", "A proof counts once.", "Make a new one for each request."
     ),

@@ -319,3 +319,13 @@ async def test_needs_a_store(bound: Bound, clock: Clock) -> None:
     config = bound.verifiers.config(dpop=DpopUse.ALLOWED)
     with pytest.raises(IssuerConfigError, match="dpop"):
         TokenVerifier([config], http=bound.verifiers.http, now=clock.now)
+
+
+async def test_a_nonce_needs_proofs_and_something_that_makes_it(bound: Bound, clock: Clock) -> None:
+    with pytest.raises(IssuerConfigError, match="dpop_nonce"):
+        bound.verifiers.config(dpop_nonce=True)
+    config = bound.verifiers.config(dpop=DpopUse.ALLOWED, dpop_nonce=True)
+    with pytest.raises(IssuerConfigError, match="dpop_nonce"):
+        TokenVerifier(
+            [config], http=bound.verifiers.http, now=clock.now, proofs=bound.verifiers.proofs
+        )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.auth.tokens.errors import NonceNeeded
+from app.auth.tokens.nonces import Nonces
 from app.domain.scopes import Scope
 from tests.auth.proving import Holder
 from tests.http.gateway import Gateway, gateway
@@ -107,6 +112,56 @@ async def test_a_proof_names_what_callers_see(tmp_path: Path) -> None:
         headers = caller.shows("/v1/me", htu=f"{at}/v1/me")
         answer = await gate.http.get(f"{at}/v1/me", headers=headers)
         assert answer.json()["reason"] == "PROOF_INVALID"
+
+
+async def test_a_nonce_of_ours_where_it_is_wanted(tmp_path: Path) -> None:
+    key = tmp_path / "nonces"
+    key.write_text(base64.b64encode(b"n" * 32).decode())
+    trust = {"dpop": "allowed", "dpop_nonce": True}
+    settings: dict[str, Any] = {"trust": trust, "dpop_nonce_key_file": key, "registered": False}
+    async with gateway(tmp_path / "data", **settings) as gate:
+        caller = Caller(gate)
+        nonces = set()
+        for wrong in ({}, {"nonce": ""}, {"nonce": "x"}, {"nonce": 7}, {"nonce": None}):
+            answer = await gate.http.get("/v1/me", headers=caller.shows("/v1/me", **wrong))
+            assert (answer.status_code, answer.json()["reason"]) == (401, "PROOF_NONCE_NEEDED")
+            challenge = answer.headers["www-authenticate"]
+            assert challenge.startswith("DPoP ")
+            assert 'error="use_dpop_nonce"' in challenge
+            assert 'algs="' in challenge
+            nonces.add(answer.headers["dpop-nonce"])
+        (nonce,) = nonces
+        sent = caller.shows("/v1/me", nonce=nonce)
+        assert (await gate.http.get("/v1/me", headers=sent)).status_code == 200
+        again = await gate.http.get("/v1/me", headers=sent)
+        assert (again.status_code, again.json()["reason"]) == (401, "PROOF_REPLAYED")
+        assert "dpop-nonce" not in again.headers
+        # Who can't show the token's key is told no nonce, and a plain token needs none.
+        other = Caller(gate)
+        other.token = caller.token
+        stolen = await gate.http.get("/v1/me", headers=other.shows("/v1/me"))
+        assert stolen.json()["reason"] == "PROOF_INVALID"
+        assert "dpop-nonce" not in stolen.headers
+        assert (await gate.get("/v1/me")).status_code == 200
+    # Another gateway with the same key takes it.
+    Nonces(b"n" * 32, gate.rooms.clock.now).require(nonce)
+
+
+@pytest.mark.parametrize(
+    ("later_s", "good"),
+    [(-300, True), (0, True), (299, True), (300, True), (599, True), (600, False)],
+)
+def test_how_long_a_nonce_is_good(later_s: int, good: bool) -> None:
+    begun = datetime(2026, 11, 30, tzinfo=UTC)
+    with pytest.raises(NonceNeeded) as needed:
+        Nonces(b"k" * 32, lambda: begun).require(None)
+    told = needed.value.nonce
+    assert len(told) == 22
+    later = Nonces(b"k" * 32, lambda: begun + timedelta(seconds=later_s))
+    with nullcontext() if good else pytest.raises(NonceNeeded):
+        later.require(told)
+    with pytest.raises(NonceNeeded):
+        Nonces(b"j" * 32, lambda: begun).require(told)
 
 
 async def test_a_stream_goes_on_without_another_proof(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Proofs that whoever shows a bound token holds its key (RFC 9449). Pure but for the replay store.
 
-A proof is good for one request: its method and address, this token, now, once. Not covered: a
-nonce of ours (RFC 9449 §9), so a client whose clock can be set forward can make proofs in advance.
+A proof is good for one request: its method and address, this token, now, once. Without a nonce of
+ours (`app.auth.tokens.nonces`) a client whose clock can be set forward can make some in advance.
 """
 
 import base64
@@ -52,11 +52,13 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """One that holds. ``digest`` stands for it in the store, up to ``until``."""
+    """One that holds. ``digest`` stands for it in the store, up to ``until``. ``nonce``: whatever
+    it has for one."""
 
     thumbprint: str
     digest: str
     until: datetime
+    nonce: object
 
 
 def check_proof(shown: Shown, token: str, *, now: datetime, leeway_s: int) -> Proof:
@@ -89,6 +91,7 @@ def check_proof(shown: Shown, token: str, *, now: datetime, leeway_s: int) -> Pr
         digest=hashlib.sha256(f"{thumbprint} {jti}".encode()).hexdigest(),
         # Replicas whose clocks differ must all have forgotten it no sooner than they refuse it.
         until=made + timedelta(seconds=MAX_AGE_S + 2 * leeway_s + MAX_AGE_S),
+        nonce=claims.get("nonce"),
     )
 
 

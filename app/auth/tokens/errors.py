@@ -121,6 +121,17 @@ class ProofReplayed(ProofRefused):
     description = "The DPoP proof was shown before; each request takes one of its own."
 
 
+class NonceNeeded(ProofRefused):
+    """RFC 9449 section 9 ``error="use_dpop_nonce"``. ``nonce``: a good one, for the answer."""
+
+    reason = "PROOF_NONCE_NEEDED"
+    description = "The DPoP proof has to repeat a nonce of this service: the one in the answer."
+
+    def __init__(self, nonce: str) -> None:
+        super().__init__()
+        self.nonce = nonce
+
+
 class ClaimMissing(TokenInvalid):
     reason = "TOKEN_CLAIM_MISSING"
 

@@ -180,6 +180,8 @@ class IssuerConfig:
     """Clock skew allowed on exp, nbf and iat."""
     introspection: IntrospectionConfig | None = None
     dpop: DpopUse = DpopUse.OFF
+    dpop_nonce: bool = False
+    """Whether proofs have to repeat a nonce of ours."""
 
     def __post_init__(self) -> None:
         self._check_addresses()
@@ -195,6 +197,8 @@ class IssuerConfig:
             self._refuse("scope_claims", "no source of scopes: neither claims nor role maps")
         if not all((*self.scope_claims, *self.client_id_claims, *self.subject_claims)):
             self._refuse("claims", "a claim name is empty")
+        if self.dpop_nonce and self.dpop is DpopUse.OFF:
+            self._refuse("dpop_nonce", "goes with dpop: no proof is looked at without")
         if not all(path and all(path) for path in self.group_paths):
             self._refuse("group_claims", "a claim path is empty")
         if not self.subject_claims:

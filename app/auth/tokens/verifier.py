@@ -29,6 +29,7 @@ from app.auth.tokens.introspection import Introspection, IntrospectionTimings
 from app.auth.tokens.issuers import DpopUse, IssuerConfig, IssuerConfigError, refuse_conflicts
 from app.auth.tokens.jwks import IssuerKeys, IssuerState, KeyTimings
 from app.auth.tokens.keys import KeyRing
+from app.auth.tokens.nonces import Nonces
 from app.auth.tokens.remembered import RememberedTokens
 
 MAX_TOKEN_CHARS = 16 * 1024
@@ -61,11 +62,12 @@ class TokenVerifier:
         timings: KeyTimings | None = None,
         introspection_timings: IntrospectionTimings | None = None,
         proofs: ProofStore | None = None,
+        nonces: Nonces | None = None,
         cache_size: int = 4096,
         cache_ttl_s: float = 60.0,
     ) -> None:
         """``http`` stays the caller's to close; ``now`` gives aware times. ``proofs`` is needed
-        where an issuer's tokens may be bound to keys.
+        where an issuer's tokens may be bound to keys, ``nonces`` where proofs have to have one.
 
         Raises :class:`IssuerConfigError` when no issuer is given (a service that trusts nobody
         is a mistake in the settings, not a policy), one is given twice, or several of them would
@@ -75,7 +77,10 @@ class TokenVerifier:
         refuse_conflicts(configs)
         if proofs is None and any(config.dpop is not DpopUse.OFF for config in configs):
             raise IssuerConfigError("dpop needs a place where proofs are remembered")
+        if nonces is None and any(config.dpop_nonce for config in configs):
+            raise IssuerConfigError("dpop_nonce needs nonces")
         self._proofs = proofs
+        self._nonces = nonces
         self._now = now
         self._monotonic = monotonic
         self._cache_ttl_s = cache_ttl_s
@@ -127,10 +132,12 @@ class TokenVerifier:
         judged = await self._judged(token)
         if judged.thumbprint is None or self._proofs is None:
             raise TokenUnbound
-        leeway_s = self._config_of(judged).leeway_s
-        proof = check_proof(shown, token, now=self._now(), leeway_s=leeway_s)
+        config = self._config_of(judged)
+        proof = check_proof(shown, token, now=self._now(), leeway_s=config.leeway_s)
         if proof.thumbprint != judged.thumbprint:
             raise ProofInvalid("The DPoP proof is by another key than the token is bound to.")
+        if config.dpop_nonce and self._nonces is not None:
+            self._nonces.require(proof.nonce)
         await use(proof, self._proofs)  # last: nobody fills the store without a token of theirs
         return judged.principal
 
