@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import cast
 
 from starlette.requests import Request
@@ -33,7 +33,7 @@ from app.http.route import one_header
 from app.ledger.values import OperationFilter
 from app.operations.orders import OrderRequest
 
-_BEHIND_DEADLINE = timedelta(seconds=5)
+_BEHIND_DEADLINE_S = 5.0
 _NO_DEADLINE_S = 86_400.0
 # What such an order has brought about is still there as long as the revision is the same. Caches
 # fill and requests come without one.
@@ -208,23 +208,25 @@ class CompatCall:
     async def _reached(
         self, operation: Operation, reached: Callable[[Operation], bool]
     ) -> Operation:
-        ledger = self.house.ledger
+        ledger, loop = self.house.ledger, asyncio.get_running_loop()
+        ends_at = loop.time() + self._patience_s(operation)
         with ledger.events.subscribe() as events:
             while True:
                 seen = await ledger.operations.get(operation.id)
                 assert seen is not None  # it was taken on
                 if seen.done or reached(seen):
                     return seen
-                left_s = self._left_s(seen)
+                left_s = ends_at - loop.time()
                 if left_s <= 0:
                     raise OutcomeUnknown(seen)
                 await events.changed(left_s)
 
-    def _left_s(self, operation: Operation) -> float:
+    def _patience_s(self, operation: Operation) -> float:
+        """A little beyond the deadline, behind which only a read-back can bring an end."""
         if operation.deadline_at is None:
             return _NO_DEADLINE_S
-        ends_at = operation.deadline_at + _BEHIND_DEADLINE
-        return (ends_at - self.house.clock.now()).total_seconds()
+        left = operation.deadline_at - self.house.clock.now()
+        return max(left.total_seconds(), 0.0) + _BEHIND_DEADLINE_S
 
 
 Act = Callable[[CompatCall], Awaitable[object]]

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.auth.requires import About, Need
 from app.domain.engine import Engine
+from app.domain.errors import UnknownEngine
 from app.http.compat.asked import Asked
 from app.http.compat.exposures import Flavour
 from app.http.compat.giving import CompatCall
@@ -60,10 +61,14 @@ class CompatRoute(EdgeRoute):
             """Who calls may have been proved before (`state.principal`), by the listener or by
             what stood in the path. Everybody else shows a token."""
             found = cast("_Open", request.state.compat)
-            with rooms_of(request).allowances.judging(request):
-                await self._need.admit(request)
-            request.state.about = About(found.engine.id, found.engine.registration.labels)
-            who = await self._need.admit(request)
+            try:
+                with rooms_of(request).allowances.judging(request):
+                    await self._need.admit(request)
+                request.state.about = About(found.engine.id, found.engine.registration.labels)
+                who = await self._need.admit(request)
+            except UnknownEngine:  # there is none for this caller
+                request.state.shape = None
+                raise _no_route(request.scope) from None
             request.state.engine = found.engine
             call = CompatCall(
                 request=request,
@@ -84,11 +89,7 @@ class CompatRoute(EdgeRoute):
         request = Request(scope, receive, send)
         found = await _found(request, self._row)
         if found is None:
-            # As if nothing had matched: no log and no figure names an endpoint either.
-            for name in ("route", "endpoint"):
-                scope.pop(name, None)
-            scope["path_params"] = {}
-            raise HTTPException(404)
+            raise _no_route(scope)
         request.state.compat = found
         request.state.shape = Shape(found.flavour, self._row.failing)
         await APIRoute.handle(self, scope, receive, send)
@@ -100,6 +101,14 @@ def compat_routes() -> list[CompatRoute]:
 
 async def _endpoint() -> None:
     """Never called: the route answers by its row."""
+
+
+def _no_route(scope: Scope) -> HTTPException:
+    """As if nothing had matched: no log and no figure names an endpoint either."""
+    for name in ("route", "endpoint"):
+        scope.pop(name, None)
+    scope["path_params"] = {}
+    return HTTPException(404)
 
 
 async def _found(request: Request, row: Row) -> _Open | None:

@@ -1,0 +1,88 @@
+"""What surrounds the endpoints: policy, audit, limits, and outcomes that nobody knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.doubles.engine import Fault
+from tests.http.compat.layered import Layered, layered
+from tests.http.full import FULL
+
+pytestmark = pytest.mark.anyio
+
+
+def policy(issuer: str) -> str:
+    return f"""
+require_reason = ["resume"]
+[[rules]]
+name = "root"
+who = {{ issuer = "{issuer}", subject = "ada" }}
+scopes = "as_granted"
+engines = "all"
+[[rules]]
+name = "others"
+who = {{ issuer = "{issuer}", subject = "bob" }}
+scopes = "as_granted"
+engines = {{ id = ["another"] }}
+"""
+
+
+async def test_an_engine_out_of_sight_is_none(tmp_path: Path) -> None:
+    async with layered(tmp_path, policy=policy) as vllm:
+        auth = vllm.gate.auth(subject="bob")
+        hidden, missing = [
+            await vllm.gate.http.post(f"/compat/vllm/{engine}/pause", headers=auth)
+            for engine in (FULL, "nobody")
+        ]
+        assert hidden.status_code == missing.status_code == 404
+        told = [answer.json() for answer in (hidden, missing)]
+        for body in told:
+            for name in ("instance", "request_id", "trace_id"):
+                body.pop(name)
+        assert told[0] == told[1]
+        assert set(hidden.headers) == set(missing.headers)
+        # There is no place for words of the caller's own, which this policy wants of a resume.
+        await vllm.does("/pause?mode=keep")
+        refused = await vllm.post("/resume")
+        assert refused.status_code == 400
+        assert await vllm.kinds() == ["pause"]
+
+
+async def test_refusals_are_in_the_audit(vllm: Layered) -> None:
+    assert (await vllm.post("/start_weight_update")).status_code == 409
+    assert (await vllm.post("/pause", {"mode": "keep"})).status_code == 400
+    assert (await vllm.post("/collective_rpc", {"method": "x"})).status_code == 403
+    listed = await vllm.gate.get("/v1/audit")
+    told = {one["action"]: one for one in listed.json()["items"]}
+    for action in ("vllm_start_weight_update", "vllm_pause", "vllm_collective_rpc"):
+        assert told[action]["outcome"] in ("refused", "denied")
+        assert told[action]["engine"] == FULL
+        assert told[action]["principal"]["subject"] == "ada"
+
+
+async def test_who_can_not_wait_orders_nothing(vllm: Layered) -> None:
+    waiting = vllm.gate.rooms.waiting
+    waiting.count += waiting.most
+    answer = await vllm.post("/pause")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    waiting.count -= waiting.most
+    assert await vllm.operations() == []
+
+
+@pytest.mark.long
+async def test_an_outcome_that_nobody_knows_is_not_made_up(tmp_path: Path) -> None:
+    async with layered(tmp_path, operation_deadline_ms={"pause": 1000}) as vllm:
+        double = vllm.full.double
+        double.fail_next("Pause", Fault.LOSE_REPLY)
+        double.fail_next("GetOperation", *[Fault.REFUSE_CONNECTION] * 1000)
+        answer = await vllm.post("/pause?mode=keep")
+        assert answer.status_code == 504
+        assert answer.json()["error"].startswith("Failed to pause generation: It is not known")
+        (operation,) = await vllm.operations()
+        assert operation["state"] == "reconciling"
+        assert operation["id"] in answer.text
+        double.take_all("GetOperation")
+        assert await vllm.does("/pause?mode=keep") == {"status": "paused"}
+        assert await vllm.kinds() == ["pause"]
