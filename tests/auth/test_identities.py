@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from ssl import CERT_REQUIRED, OP_NO_TICKET, TLSVersion
 
 import pytest
 
-from app.auth.identities.certificates import ServerFiles
+from app.auth.identities.certificates import LiveCertificates, ServerFiles
 from app.auth.identities.known import (
     ClientCertificate,
     CompatIdentity,
@@ -24,6 +26,7 @@ from app.auth.identities.secret_files import SecretFile, digest_of
 from app.domain.errors import UnknownEngine
 from app.domain.scopes import Scope
 from app.domain.selectors import Selector
+from tests.backends.certificates import Authority
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -152,3 +155,83 @@ def test_a_secret_is_no_other_and_not_of_two(tmp_path: Path) -> None:
     known = identities(tmp_path, SecretFile(twin))
     with pytest.raises(UnknownEngine):
         known.caller(Showing(peer=HERE, digest=digest_of(SECRET), direct=True))
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "takes 1 to 16 secrets"),
+        ("\n".join(f"{SECRET}{n}" for n in range(17)).encode(), "takes 1 to 16 secrets"),
+        (SECRET[:31].encode(), "a secret has 32"),
+        (SECRET.encode() * 8 + b"x", "a secret has 32"),
+        (b"0123456" * 5, "a secret has 32"),
+        (f"{SECRET}\n{SECRET[:-1]}~".encode(), "a secret has 32"),
+        (f"{SECRET}\u00fc".encode(), "has other signs"),
+        (b"\n" * (16 * 1024 - 31) + SECRET.encode(), "takes 1 to 16 secrets"),
+    ],
+)
+def test_secret_files_that_are_none(tmp_path: Path, content: bytes, why: str) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=why) as refused:
+        SecretFile(file).digests()
+    assert SECRET[:10] not in str(refused.value)
+    assert not SecretFile(file).has(digest_of(SECRET))
+
+
+def test_secret_files_as_they_are_now(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        SecretFile(file).digests()
+    several = [f"{SECRET}{n}" for n in range(16)]
+    for lines in ([SECRET], several, [SECRET * 8], ["01234567" * 4], ["aA_-0123" * 4]):
+        file.write_text("\r\n".join(lines))
+        assert SecretFile(file).digests() == tuple(map(digest_of, lines))
+        assert all(SecretFile(file).has(digest_of(line)) for line in lines)
+        assert not SecretFile(file).has(digest_of(f"{lines[0]}x"))
+    file.write_bytes(b"\n" * (16 * 1024 - 32) + SECRET.encode())
+    assert SecretFile(file).has(digest_of(SECRET))
+    file.unlink()
+    os.mkfifo(file)
+    assert not SecretFile(file).has(digest_of(SECRET)), "and nobody waits for a pipe"
+
+
+def test_certificates_as_they_last_were_whole(tmp_path: Path) -> None:
+    authority, another = Authority(tmp_path / "a"), Authority(tmp_path / "b")
+    certificate, key = authority.issue("localhost")
+    client_ca = tmp_path / "ca.pem"
+    client_ca.write_bytes(authority.path.read_bytes())
+    files = ServerFiles(certificate, key, client_ca)
+    live = LiveCertificates(files)
+    first = live.context
+    assert (first.verify_mode, first.minimum_version) == (CERT_REQUIRED, TLSVersion.TLSv1_2)
+    assert first.num_tickets == 0
+    assert first.options & OP_NO_TICKET
+    assert not live.look()
+    assert live.context is first
+    authority.issue("localhost")
+    assert not live.look(), "the same are trusted"
+    second = live.context
+    assert second is not first
+    whole = key.read_bytes()
+    for text in (another.issue("localhost")[1].read_bytes(), b"", whole):
+        key.write_bytes(text)
+        assert not live.look()
+        assert live.context is second
+    for text in (b"", b"\xff", b"-----BEGIN CERTIFICATE-----"):
+        client_ca.write_bytes(text)
+        assert not live.look()
+        assert live.context is second
+    client_ca.write_bytes(another.path.read_bytes())
+    assert live.look(), "others are trusted now"
+    assert live.context is not second
+    assert not live.look()
+    client_ca.unlink()
+    third = live.context
+    assert not live.look()
+    assert live.context is third
+    with pytest.raises(OSError, match=r"ca\.pem"):
+        LiveCertificates(files)

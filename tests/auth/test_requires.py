@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.params import Depends
 from starlette.requests import Request
 
+from app.auth.identities.known import (
+    LOCAL_ISSUER,
+    CompatIdentity,
+    Identities,
+    IdentityRefused,
+    Showing,
+    SocketPeer,
+    UnixSocket,
+)
 from app.auth.policy.live import LivePolicy
 from app.auth.policy.reading import read_policy
 from app.auth.policy.rules import RefusedByPolicy
@@ -33,8 +43,11 @@ from app.auth.tokens.errors import (
     TokenUnbound,
 )
 from app.auth.tokens.issuers import DpopUse
+from app.clock import SystemClock
 from app.domain.errors import UnknownEngine
+from app.domain.operation import Actor
 from app.domain.scopes import Scope
+from app.domain.selectors import Selector
 from tests.auth.conftest import ADMIN, Clock, Verifiers
 from tests.auth.made_tokens import NOW
 from tests.auth.policies import principal
@@ -121,6 +134,47 @@ async def test_without_a_token_there_is_nobody(verifiers: Verifiers) -> None:
     for headers in ([], [("authorization", "Basic x")], [("authorization", "DPoP x")]):
         with pytest.raises(TokenMissing):
             await Need((READ,)).admit(request(gate, *headers))
+
+
+async def test_what_is_shown_besides_tokens_counts_where_no_token_is(verifiers: Verifiers) -> None:
+    here = SocketPeer("/run/rl.sock", 7)
+    identity = CompatIdentity(
+        name="rl",
+        scopes=frozenset({Scope.READ}),
+        engines=Selector(ids=frozenset({"e1"})),
+        shows=UnixSocket(Path("/run/rl.sock"), 7),
+    )
+    gate = Gate(verifiers.make(), identities=Identities([identity], SystemClock()))
+
+    def showing(what: Showing, *headers: tuple[str, str]) -> Request:
+        made = request(gate, *headers)
+        made.state.shown = what
+        return made
+
+    by_socket = showing(Showing(peer=here))
+    who = await Need((READ,)).admit(by_socket)
+    assert (who.issuer, who.subject, who.client_id) == (LOCAL_ISSUER, "rl", "unix_socket")
+    assert permit_of(by_socket).scopes_on("e1", {}) == {Scope.READ}
+    assert permit_of(by_socket).scopes_on("e2", {}) == frozenset()
+    with pytest.raises(InsufficientScope):
+        await Need((Scope.PAUSE,)).admit(by_socket)
+    bearer = ("authorization", f"Bearer {token(verifiers, 'admin:read')}")
+    assert (await Need((READ,)).admit(showing(Showing(peer=here), bearer))).subject == "ops"
+    unknown = Showing(peer=here, digest=b"x" * 32)
+    for headers in ((), (bearer,)):
+        with pytest.raises(UnknownEngine):
+            await Need((READ,)).admit(showing(unknown, *headers))
+    marked = showing(Showing(peer=here, browser=True))
+    with pytest.raises(IdentityRefused):
+        await Need((READ,)).admit(marked)
+    assert marked.state.actor == Actor(LOCAL_ISSUER, "rl", "unix_socket")
+    with pytest.raises(TokenMissing):
+        await Need((READ,)).admit(showing(Showing(peer=None)))
+    with pytest.raises(TokenMissing):  # elsewhere, or where nobody is known
+        await Need((READ,)).admit(request(gate))
+    gate = Gate(verifiers.make())
+    with pytest.raises(TokenMissing):
+        await Need((READ,)).admit(showing(Showing(peer=here)))
 
 
 async def test_the_policy_has_to_leave_the_scope_on_the_engine(verifiers: Verifiers) -> None:
