@@ -104,6 +104,7 @@ async def test_an_engine_is_driven_over_http(gate: Gateway, members: list[Runnin
     assert (await gate.get(f"/v1/engines/{V}")).json()["health"]["state"] == "unreachable"
 
 
+@pytest.mark.long
 async def test_what_vllm_has_no_call_for_is_not_offered(
     gate: Gateway, members: list[RunningControl]
 ) -> None:
@@ -126,6 +127,7 @@ async def test_what_vllm_has_no_call_for_is_not_offered(
     assert (await gate.order("shutdown", {})).status_code == 501
 
 
+@pytest.mark.long
 async def test_members_have_ranks_without_a_gap(gate: Gateway) -> None:
     body = {
         "id": "other",

@@ -38,13 +38,13 @@ async def test_of_two_writers_one_is_told_that_it_came_too_late(ledger: Ledger) 
         await states.put("nobody", FIRST)
 
 
-@pytest.mark.parametrize("counter", ["revision", "pause_epoch", "release_epoch"])
-async def test_no_counter_goes_back(ledger: Ledger, counter: str) -> None:
+async def test_no_counter_goes_back(ledger: Ledger) -> None:
     await with_engine(ledger)
     high = replace(FIRST, revision=5, pause_epoch=5, release_epoch=5)
     assert await ledger.kept_states.put("e1", high)
-    lower: dict[str, Any] = {counter: 4}
-    assert not await ledger.kept_states.put("e1", replace(high, number=2, **lower))
+    for counter in ("revision", "pause_epoch", "release_epoch"):
+        lower: dict[str, Any] = {counter: 4}
+        assert not await ledger.kept_states.put("e1", replace(high, number=2, **lower))
     assert await ledger.kept_states.put("e1", replace(high, number=2))
 
 

@@ -79,6 +79,7 @@ async def test_no_adapter_is_pushed_out_without_a_word(tmp_path: Path) -> None:
         assert [lora.name for lora in (await gateway.facts()).loras] == ["a", "b"]
 
 
+@pytest.mark.long
 async def test_what_vllm_says_of_an_adapter_is_passed_on(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         assert reason(await gateway.carry_out(load(path="relative"))) == "INVALID_ARGUMENT"
@@ -89,6 +90,7 @@ async def test_what_vllm_says_of_an_adapter_is_passed_on(tmp_path: Path) -> None
         assert reason(numbered) == "UNSUPPORTED_OPERATION"
 
 
+@pytest.mark.long
 async def test_an_adapter_that_only_one_member_has(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path, 2) as gateway:
         gateway.controls[0].control.fails["LoadLora"] = [(C.INTERNAL, "rank too big")]
@@ -99,6 +101,7 @@ async def test_an_adapter_that_only_one_member_has(tmp_path: Path) -> None:
         assert (await gateway.known()).observed.health is HealthState.DEGRADED
 
 
+@pytest.mark.long
 async def test_a_load_whose_reply_is_lost_is_seen(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         gateway.engine.loses.add("LoadLora")
@@ -107,6 +110,7 @@ async def test_a_load_whose_reply_is_lost_is_seen(tmp_path: Path) -> None:
         assert gateway.engine.orders == ["LoadLora"]
 
 
+@pytest.mark.long
 async def test_an_engine_without_adapters_offers_none(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         gateway.engine.lora = False
@@ -115,6 +119,7 @@ async def test_an_engine_without_adapters_offers_none(tmp_path: Path) -> None:
         assert OperationKind.LOAD_LORA not in can.operations
 
 
+@pytest.mark.long
 async def test_another_name_for_the_weights(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path, 2) as gateway:
         named = await gateway.carry_out(SetWeightVersion(weight_version="v7"))
@@ -149,6 +154,7 @@ async def test_requests_are_ended_by_their_ids_alone(tmp_path: Path) -> None:
             await gateway.give(AbortRequests(all=True))
 
 
+@pytest.mark.long
 async def test_requests_are_ended_while_a_drain_waits_for_them(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         gateway.engine.running = {"r"}
@@ -158,6 +164,7 @@ async def test_requests_are_ended_while_a_drain_waits_for_them(tmp_path: Path) -
         assert (await gateway.end_of(drain)).state is S.SUCCEEDED
 
 
+@pytest.mark.long
 async def test_an_abort_whose_reply_is_lost_is_not_made_again(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         gateway.engine.loses.add("Abort")
@@ -166,6 +173,7 @@ async def test_an_abort_whose_reply_is_lost_is_not_made_again(tmp_path: Path) ->
         assert gateway.engine.orders == ["Abort"]
 
 
+@pytest.mark.long
 async def test_the_engine_ends_and_comes_back_as_another(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path, 2) as gateway:
         ended = await gateway.carry_out(Shutdown())
@@ -177,12 +185,14 @@ async def test_the_engine_ends_and_comes_back_as_another(tmp_path: Path) -> None
         assert (facts.revision, facts.pause_epoch, facts.release_epoch) == (2, 1, 1)
 
 
+@pytest.mark.long
 async def test_an_engine_that_the_front_end_did_not_start_is_not_ended(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         gateway.engine.manages_engine = False
         assert reason(await gateway.carry_out(Shutdown())) == "ENGINE_NOT_MANAGED"
 
 
+@pytest.mark.long
 async def test_the_gateway_restarted_while_the_engine_ends(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         answer = gateway.engine.hangs["Shutdown"] = asyncio.Event()
@@ -195,6 +205,7 @@ async def test_the_gateway_restarted_while_the_engine_ends(tmp_path: Path) -> No
         assert (await gateway.end_of(order)).state is S.SUCCEEDED
 
 
+@pytest.mark.long
 async def test_where_cache_events_are_to_be_had(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path, 2) as gateway:
         sources = await gateway.fleet.kv_event_sources("e1")

@@ -83,6 +83,7 @@ async def test_an_engine_sleeps_and_wakes_in_two_steps(tmp_path: Path) -> None:
         assert gateway.engine.generate() == "tokens"
 
 
+@pytest.mark.long
 async def test_one_resource_alone_is_not_released(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         alone = ReleaseResources(
@@ -94,6 +95,7 @@ async def test_one_resource_alone_is_not_released(tmp_path: Path) -> None:
             await gateway.give(release(drain=DrainRule.REFUSE))
 
 
+@pytest.mark.long
 async def test_without_sleep_mode_there_is_nothing_to_release(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         gateway.engine.sleep_mode = False
@@ -115,6 +117,7 @@ async def test_an_engine_without_weights_is_not_opened(tmp_path: Path) -> None:
         assert len(gateway.engine.named("WakeUp")) == 1
 
 
+@pytest.mark.long
 async def test_a_deeper_sleep_is_not_claimed(tmp_path: Path) -> None:
     """vLLM answers a second sleep with the level asked for, and stays as it is."""
     async with vllm_gateway(tmp_path) as gateway:
@@ -127,6 +130,7 @@ async def test_a_deeper_sleep_is_not_claimed(tmp_path: Path) -> None:
         assert len(gateway.engine.named("Sleep")) == 1
 
 
+@pytest.mark.long
 async def test_frozen_requests_are_not_put_to_sleep(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         await gateway.carry_out(Pause(mode=PauseMode.KEEP))
@@ -135,6 +139,7 @@ async def test_frozen_requests_are_not_put_to_sleep(tmp_path: Path) -> None:
         assert (await gateway.carry_out(release())).state is S.SUCCEEDED
 
 
+@pytest.mark.long
 async def test_a_sleep_that_waits_is_a_drain(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         gateway.engine.running = {"r"}
@@ -145,6 +150,7 @@ async def test_a_sleep_that_waits_is_a_drain(tmp_path: Path) -> None:
         assert (await gateway.end_of(order)).state is S.SUCCEEDED
 
 
+@pytest.mark.long
 async def test_a_sleep_whose_reply_is_lost_is_taken_as_a_sleep(tmp_path: Path) -> None:
     """It may be only paused: to wake what is awake does no harm, the other way round it does."""
     async with vllm_gateway(tmp_path) as gateway:
@@ -168,6 +174,7 @@ async def test_a_wake_up_whose_reply_is_lost_leaves_admission_closed(tmp_path: P
         assert (await gateway.facts()).admission is Admission.PAUSED
 
 
+@pytest.mark.long
 async def test_a_wake_up_of_which_nothing_is_known_leaves_it_asleep(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         await gateway.carry_out(release())
@@ -178,6 +185,7 @@ async def test_a_wake_up_of_which_nothing_is_known_leaves_it_asleep(tmp_path: Pa
         assert (await gateway.carry_out(restore())).state is S.SUCCEEDED
 
 
+@pytest.mark.long
 async def test_the_gateway_restarted_while_it_wakes_an_engine(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         await gateway.carry_out(release())
@@ -194,6 +202,7 @@ async def test_the_gateway_restarted_while_it_wakes_an_engine(tmp_path: Path) ->
         assert "ADMISSION_OPENED_BRIEFLY" in {warning.reason for warning in ended.warnings}
 
 
+@pytest.mark.long
 async def test_a_member_that_does_not_wake_is_named(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path, 2) as gateway:
         await gateway.carry_out(release())
@@ -206,6 +215,7 @@ async def test_a_member_that_does_not_wake_is_named(tmp_path: Path) -> None:
         assert (await gateway.carry_out(restore())).state is S.SUCCEEDED
 
 
+@pytest.mark.long
 async def test_who_resumes_a_sleeping_engine_is_seen(tmp_path: Path) -> None:
     """Past the gateway: what it would have refused, vLLM takes."""
     async with vllm_gateway(tmp_path) as gateway:

@@ -63,6 +63,7 @@ async def test_what_is_known_of_an_engine_at_first(tmp_path: Path) -> None:
         assert gateway.engine.orders == []
 
 
+@pytest.mark.long
 async def test_an_engine_that_lacks_calls_offers_less(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         gateway.engine.missing = {"IsPaused", "IsSleeping", "GetWeightVersion", "ListLoras"}
@@ -104,6 +105,7 @@ async def test_a_pause_and_the_resume_that_lifts_it(tmp_path: Path, mode: PauseM
             await gateway.give(Resume(pause_epoch=1))
 
 
+@pytest.mark.long
 async def test_another_mode_is_another_pause(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         await gateway.carry_out(KEEP)
@@ -129,6 +131,7 @@ async def test_a_drain_of_frozen_requests_is_not_ordered(tmp_path: Path) -> None
         assert gateway.engine.running == {"r"}
 
 
+@pytest.mark.long
 async def test_a_drain_is_told_while_it_lasts_and_no_resume_gets_behind_it(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         gateway.engine.running = {"r"}
@@ -145,6 +148,7 @@ async def test_a_drain_is_told_while_it_lasts_and_no_resume_gets_behind_it(tmp_p
         assert (await gateway.facts()).admission is Admission.PAUSED
 
 
+@pytest.mark.long
 async def test_a_drain_whose_deadline_is_over_opens_admission_again(tmp_path: Path) -> None:
     """The engine stays closed when its client gives up: that is what has to be undone."""
     async with vllm_gateway(tmp_path) as gateway:
@@ -177,6 +181,7 @@ async def test_what_others_do_to_it_is_noticed(tmp_path: Path) -> None:
         assert (facts.revision, facts.weights.version) == (4, "theirs")
 
 
+@pytest.mark.long
 async def test_a_pause_of_others_may_hide_a_sleep(tmp_path: Path) -> None:
     """To be asleep and to be paused looks the same. Where it can't sleep, there is no doubt."""
     async with vllm_gateway(tmp_path) as gateway:
@@ -190,11 +195,14 @@ async def test_a_pause_of_others_may_hide_a_sleep(tmp_path: Path) -> None:
     other.mkdir()
     async with vllm_gateway(other) as gateway:
         gateway.engine.sleep_mode = False
+        await gateway.controls[0].restart()
+        await gateway.facts()
         gateway.engine.paused = True
         epoch = (await gateway.facts()).pause_epoch
         assert (await gateway.carry_out(Resume(pause_epoch=epoch))).state is S.SUCCEEDED
 
 
+@pytest.mark.long
 async def test_a_restart_is_another_engine_and_its_pause_is_gone(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         await gateway.carry_out(ABORT)
@@ -205,6 +213,7 @@ async def test_a_restart_is_another_engine_and_its_pause_is_gone(tmp_path: Path)
         assert facts.instance_id == gateway.engine.instance_id
 
 
+@pytest.mark.long
 async def test_what_is_kept_survives_the_gateway(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         paused = await gateway.carry_out(KEEP)
@@ -223,6 +232,7 @@ async def test_what_is_kept_survives_the_gateway(tmp_path: Path) -> None:
 # ---- replies that do not come ----
 
 
+@pytest.mark.long
 async def test_a_pause_whose_reply_is_lost_is_read_back(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         gateway.engine.loses.add("PauseGeneration")
@@ -257,6 +267,7 @@ async def test_a_drain_whose_reply_is_lost_is_not_called_drained(tmp_path: Path)
         assert len(gateway.engine.orders) == 2
 
 
+@pytest.mark.long
 async def test_another_mode_whose_reply_is_lost_stays_unknown(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         await gateway.carry_out(KEEP)
@@ -285,6 +296,7 @@ async def test_the_engine_restarted_under_an_order(tmp_path: Path) -> None:
         assert (await gateway.facts()).admission is Admission.OPEN
 
 
+@pytest.mark.long
 async def test_the_engine_behind_the_front_end_is_dead(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         gateway.engine.dead = True
@@ -294,6 +306,7 @@ async def test_the_engine_behind_the_front_end_is_dead(tmp_path: Path) -> None:
         assert len(gateway.engine.orders) <= 1
 
 
+@pytest.mark.long
 async def test_an_engine_that_dies_of_the_order(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         await gateway.known()
@@ -306,6 +319,7 @@ async def test_an_engine_that_dies_of_the_order(tmp_path: Path) -> None:
         assert ended.error.reason in ("ENGINE_DEAD", "ENGINE_UNREACHABLE", "ENGINE_ERROR")
 
 
+@pytest.mark.long
 async def test_the_gateway_restarted_under_a_pause(tmp_path: Path) -> None:
     """What was written down before the call tells the next gateway that it may have been made."""
     async with vllm_gateway(tmp_path) as gateway:
@@ -339,6 +353,7 @@ async def test_a_member_that_fails_is_named(tmp_path: Path) -> None:
         assert (await gateway.facts()).admission is Admission.PAUSED
 
 
+@pytest.mark.long
 async def test_a_member_whose_reply_is_lost(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path, 2) as gateway:
         gateway.controls[1].control.fails["PauseGeneration"] = [(C.UNAVAILABLE, "reset")]
@@ -349,6 +364,7 @@ async def test_a_member_whose_reply_is_lost(tmp_path: Path) -> None:
         assert (await gateway.facts()).admission is Admission.OPEN
 
 
+@pytest.mark.long
 async def test_a_member_that_is_not_there_keeps_the_order_from_being_sent(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path, 2) as gateway:
         await gateway.controls[1].leave()
@@ -363,6 +379,7 @@ async def test_a_member_that_is_not_there_keeps_the_order_from_being_sent(tmp_pa
 # ---- 0.33 ----
 
 
+@pytest.mark.long
 async def test_what_new_requests_meet_is_told_as_it_is(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path, version="0.33.0") as gateway:
         paused = await gateway.carry_out(DRAIN)

@@ -159,6 +159,7 @@ async def test_a_session_is_one_order(tmp_path: Path) -> None:
         assert facts.admission is Admission.OPEN
 
 
+@pytest.mark.long
 async def test_an_update_from_disk_is_one_call(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         gateway.engine.transfer = "disk"
@@ -180,6 +181,7 @@ async def test_an_update_from_disk_is_one_call(tmp_path: Path) -> None:
         assert reason(await gateway.carry_out(disk("relative"))) == "INVALID_ARGUMENT"
 
 
+@pytest.mark.long
 async def test_ways_that_weights_do_not_travel(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         with pytest.raises(UnsupportedOperation):
@@ -209,6 +211,7 @@ async def test_an_update_needs_its_pause(tmp_path: Path) -> None:
         assert (facts.admission, facts.pause_epoch) == (Admission.PAUSED, 1)
 
 
+@pytest.mark.long
 async def test_no_update_of_a_sleeping_engine(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         await gateway.carry_out(
@@ -265,6 +268,7 @@ async def test_a_failed_update_keeps_the_engine_closed_until_one_succeeds(tmp_pa
 
 
 @pytest.mark.parametrize("started", [False, True])
+@pytest.mark.long
 async def test_a_session_that_is_called_off(tmp_path: Path, started: bool) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         order = await gateway.give(session())
@@ -290,6 +294,7 @@ async def test_a_session_that_is_called_off(tmp_path: Path, started: bool) -> No
         assert (await gateway.end_of(order)).state is S.SUCCEEDED
 
 
+@pytest.mark.long
 async def test_a_session_that_nobody_goes_on_with(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         ended = await gateway.carry_out(
@@ -301,6 +306,7 @@ async def test_a_session_that_nobody_goes_on_with(tmp_path: Path) -> None:
         assert (await gateway.facts()).admission is Admission.OPEN
 
 
+@pytest.mark.long
 async def test_a_commit_that_counts_otherwise(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         order = await gateway.give(session())
@@ -310,6 +316,7 @@ async def test_a_commit_that_counts_otherwise(tmp_path: Path) -> None:
         assert (await gateway.facts()).weights.state is WeightsState.INCONSISTENT
 
 
+@pytest.mark.long
 async def test_a_session_is_cancelled(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         order = await gateway.give(session())
@@ -319,6 +326,7 @@ async def test_a_session_is_cancelled(tmp_path: Path) -> None:
         assert (await gateway.facts()).admission is Admission.OPEN
 
 
+@pytest.mark.long
 async def test_transport_that_does_not_come_up_touches_nothing(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path, 2) as gateway:
         gateway.controls[1].control.fails["InitWeightTransferEngine"] = [(C.INTERNAL, "nccl")]
@@ -332,6 +340,7 @@ async def test_transport_that_does_not_come_up_touches_nothing(tmp_path: Path) -
         assert reason(await gateway.carry_out(session(source=source))) == "TRANSFER_NOT_OFFERED"
 
 
+@pytest.mark.long
 async def test_the_draft_is_updated_where_there_is_one(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         with pytest.raises(UnsupportedOperation):
@@ -348,6 +357,7 @@ async def test_the_draft_is_updated_where_there_is_one(tmp_path: Path) -> None:
         assert reason(await gateway.carry_out(both)) == "UNSUPPORTED_OPERATION"
 
 
+@pytest.mark.long
 async def test_a_start_that_is_refused_touches_nothing(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         gateway.engine.fails["StartWeightUpdate"] = [(C.FAILED_PRECONDITION, "not configured")]
@@ -390,6 +400,7 @@ async def test_a_finish_whose_reply_is_lost_shows_in_the_version(tmp_path: Path)
 
 
 @pytest.mark.parametrize("at", ["InitWeightTransferEngine", "UpdateWeights", "FinishWeightUpdate"])
+@pytest.mark.long
 async def test_the_gateway_restarted_in_mid_update(tmp_path: Path, at: str) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         answer = gateway.engine.hangs[at] = asyncio.Event()
@@ -412,6 +423,7 @@ async def test_the_gateway_restarted_in_mid_update(tmp_path: Path, at: str) -> N
         assert gateway.engine.orders.count("StartWeightUpdate") == int(touched)
 
 
+@pytest.mark.long
 async def test_the_engine_restarted_in_mid_update(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         order = await gateway.give(session())
@@ -427,6 +439,7 @@ async def test_the_engine_restarted_in_mid_update(tmp_path: Path) -> None:
         assert facts.admission is Admission.OPEN
 
 
+@pytest.mark.long
 async def test_facts_while_a_chunk_keeps_the_engine_from_answering(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         order = await gateway.give(session())
