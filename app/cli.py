@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from app import __version__
-from app.commands import adapters, engines, operations, orders, profiling
+from app.commands import adapters, engines, operations, orders, profiling, sidecar
 from app.commands.auditing import audit
 from app.commands.conforming import conformance
 from app.commands.continuing import continue_update
@@ -76,6 +76,7 @@ app.command(rich_help_panel=ORDERS)(update_weights)
 app.command(rich_help_panel=ORDERS)(continue_update)
 app.command(rich_help_panel=ORDERS)(reconfigure)
 app.command(rich_help_panel=SERVING)(posture)
+app.add_typer(sidecar.app, name="sidecar", rich_help_panel=SERVING)
 app.add_typer(db, name="db", rich_help_panel=SERVING)
 app.add_typer(policy, name="policy", rich_help_panel=SERVING)
 app.add_typer(audit, name="audit", rich_help_panel=SERVING)

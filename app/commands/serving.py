@@ -35,7 +35,7 @@ def serve(
     """Run the gateway."""
     from app.main import serve as serve_gateway
 
-    _tie(end_with_stdin)
+    tie(end_with_stdin)
     given = {"host": host, "port": port}
     settings = settings_of(config, {k: v for k, v in given.items() if v is not None})
 
@@ -166,7 +166,7 @@ def engine(
         run_engine,
     )
 
-    _tie(end_with_stdin)
+    tie(end_with_stdin)
     if bool(certificate) != bool(key) or (client_ca and not certificate):
         raise usage("--certificate and --key go together, and --client-ca with both")
     if issuer is None and not insecure_loopback:
@@ -258,8 +258,8 @@ def settings_of(config: Path | None, given: dict[str, Any]) -> Any:
         raise usage(f"settings: {error}") from error
 
 
-def _tie(end_with_stdin: bool) -> None:
+def tie(end_with_stdin: bool) -> None:
     if end_with_stdin:
-        from app.demo.parent import end_with_stdin as tie
+        from app.demo.parent import end_with_stdin as end
 
-        tie()
+        end()

@@ -280,6 +280,8 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
             return _aborted(lifecycle_pb2.AbortStatus.ABORT_STATUS_ALREADY_FINISHED)
         if outcome is AbortOutcome.NOT_FOUND:
             raise UnknownRequest("there is no request of that id")
+        if outcome is AbortOutcome.UNVERIFIED:
+            return lifecycle_pb2.AbortResponse(message="told to end, and not seen to have ended")
         raise Internal
 
     async def _abort_session(self, session: kv_pb2.KvSessionRef) -> lifecycle_pb2.AbortResponse:
@@ -306,6 +308,10 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
         failed = outcomes.count(AbortOutcome.FAILED)
         if failed:
             raise Internal
+        unsure = outcomes.count(AbortOutcome.UNVERIFIED)
+        if unsure:
+            message = f"{ended} requests aborted, {unsure} told to end and not seen to have ended"
+            return lifecycle_pb2.AbortResponse(message=message)
         statuses = lifecycle_pb2.AbortStatus
         return lifecycle_pb2.AbortResponse(
             # With nothing in flight nothing has been changed, and an observer is told so.

@@ -81,6 +81,7 @@ class Execution:
         self._interrupts = interrupts
         self._timings = settings.timings
         self._progress = ProgressWriter(self._journal, live, settings.progress_interval_s)
+        self._warnings: tuple[OperationWarning, ...] = ()
         self._errand = Errand(
             operation=live.operation,
             command=command,
@@ -151,7 +152,7 @@ class Execution:
             replace_all=self._state.needs_all_weights,
             deadline_at=interrupts.deadline_at,
         )
-        return await TwoPhase(
+        concluded = await TwoPhase(
             self._runtime,
             order,
             interrupts,
@@ -160,6 +161,8 @@ class Execution:
             before_commit,
             before_prepare,
         ).run()
+        self._warnings += concluded.warnings
+        return concluded
 
     async def _end_requests(self, message: str) -> int:
         gate = self._state.gate
@@ -203,7 +206,7 @@ class Execution:
     async def _succeed(self, ending: Ending) -> None:
         seen = await self._state.observe() if ending.change else None
         verification = Verification.VERIFIED
-        warnings = ending.warnings
+        warnings = self._warnings + ending.warnings
         if not ending.proved or not _shown(ending, seen):
             verification = Verification.UNVERIFIED
             warnings = (*warnings, _NOT_PROVED)

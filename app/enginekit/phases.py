@@ -137,6 +137,7 @@ class TwoPhase:
         self._unfinished: set[int] = set()
         self._faults: dict[int, RuntimeFault] = {}  # in the order in which they came
         self._left_behind: set[int] = set()
+        self._applied = False
         self.committing = False
 
     async def run(self) -> Conclusion:
@@ -262,6 +263,7 @@ class TwoPhase:
                 lost.append(rank)
             elif (fault := task.result()) is not None:
                 await self._report(RankReport(rank, RankState.FAILED, fault.message))
+                self._applied = self._applied or fault.applied
                 lost.append(rank)
             elif self.committing and rank in self._left_behind:
                 await self._report(RankReport(rank, RankState.UNKNOWN, "does not let go"))
@@ -272,8 +274,8 @@ class TwoPhase:
 
     def _effect(self, lost: tuple[int, ...]) -> FailureEffect:
         """A preparation changes nothing that serves: a rank that is lost in it has applied nothing,
-        however the rank itself is."""
-        if not self.committing:
+        however the rank itself is, but for one that says so of its rollback."""
+        if not (self.committing or self._applied):
             return FailureEffect.NONE
         return FailureEffect.APPLIED_IN_PART if lost else FailureEffect.ROLLED_BACK
 

@@ -62,14 +62,15 @@ def capabilities_of(runtime: Runtime, settings: KitSettings) -> Capabilities:
     if sessions:
         sources |= {WeightSourceKind.SESSION}
     drains = _drain_rules(modes) if operations & _DRAINING else frozenset()
+    arriving = offered.new_requests or frozenset(NewRequests)
     # The drain is the kit's own, and so is the power to break it off.
     cancellable = (offered.cancellable | {OperationKind.PAUSE}) & operations
     return replace(
         offered,
         operations=operations,
         cancellable=cancellable - {OperationKind.ABORT_REQUESTS},
-        new_requests=frozenset(NewRequests) if pauses else frozenset(),
-        drain_rules=drains,
+        new_requests=arriving if pauses else frozenset(),
+        drain_rules=drains & (offered.drain_rules or drains),
         weight_sources=sources,
         weight_sessions=sessions,
         models=runtime.describe().models,

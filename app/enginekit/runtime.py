@@ -68,8 +68,15 @@ from typing import Protocol, runtime_checkable
 from app.domain.capabilities import Capabilities
 from app.domain.commands import Command, StartProfile
 from app.domain.facts import LoraFact, WeightsFact
-from app.domain.kinds import AbortOutcome, CacheKind, Component, EngineRole, ResourceKind
-from app.domain.operation import Progress
+from app.domain.kinds import (
+    AbortOutcome,
+    CacheKind,
+    Component,
+    EngineRole,
+    PauseMode,
+    ResourceKind,
+)
+from app.domain.operation import OperationWarning, Progress
 from app.domain.ranks import RankReport
 from app.domain.weight_sessions import Chunk
 from app.rpc.openengine.v1 import generation_pb2, kv_pb2
@@ -78,7 +85,8 @@ from app.rpc.openengine.v1 import generation_pb2, kv_pb2
 class RuntimeFault(Exception):
     """A rank could not do its part. `reason` is UPPER_SNAKE; the message is shown to callers.
     `ranks`: which, where it is not one rank that was asked, as for a profile. `code` is the name of
-    a google.rpc.Code; None: UNAVAILABLE where it is retryable, else INTERNAL."""
+    a google.rpc.Code; None: UNAVAILABLE where it is retryable, else INTERNAL. `applied`, of a
+    rollback alone: what the rank had before is gone, though the order never came to its commit."""
 
     def __init__(
         self,
@@ -88,12 +96,14 @@ class RuntimeFault(Exception):
         retryable: bool = False,
         ranks: tuple[int, ...] = (),
         code: str | None = None,
+        applied: bool = False,
     ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.retryable = retryable
         self.ranks = ranks
+        self.applied = applied
         self.code = code or ("UNAVAILABLE" if retryable else "INTERNAL")
 
 
@@ -153,6 +163,14 @@ class EngineDescription:
     features: frozenset[Feature] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Whether the engine itself holds requests back. `mode` None: it does not. Where the mode can't
+    be read, KEEP: then nothing is taken for finished that may be frozen."""
+
+    mode: PauseMode | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """What the ranks hold now. `ranks` lists only those that are not well.
@@ -165,6 +183,10 @@ class Observation:
     `group` tells ranks that were started together from those before them. Another number says:
     nothing that earlier orders left in the ranks is there any more, and `weights` has been proved
     of the ranks that are there now.
+
+    `holding` is for an engine that others may pause and resume past the kit, or that outlives it:
+    the kit then follows what it sees, outside of orders, as a pause or resume by `external`. None:
+    nobody can, and the gate alone decides.
     """
 
     weights: WeightsFact
@@ -173,6 +195,7 @@ class Observation:
     loras: tuple[LoraFact, ...] = ()
     ranks: tuple[RankReport, ...] = ()
     group: int = 0
+    holding: Holding | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +302,7 @@ class Conclusion:
     are proved to be new, None for all that were ordered; without `evidence` of every rank it
     counts as unverified; `switched` names the requests whose output is of both versions. For a
     LoRA: the adapter as loaded, or the one that was unloaded, and those that were `evicted` to make
-    room for it.
+    room for it. `warnings`, of any kind: what a caller has to know though the order succeeded.
     """
 
     changed: bool = True
@@ -293,6 +316,7 @@ class Conclusion:
     switched: tuple[SwitchedRequest, ...] = ()
     lora: LoraFact | None = None
     evicted: tuple[LoraFact, ...] = ()
+    warnings: tuple[OperationWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +340,8 @@ class Runtime(Protocol):
         `cancellable` kinds the preparation may be cancelled.
 
         The kit itself fills in `limits`, `new_requests`, `drain_rules`, `world_size`, `models`, and
-        that a pause can be cancelled.
+        that a pause can be cancelled. `new_requests` and `drain_rules` that are named here narrow
+        what it fills in: requests that do not come through its gate it can neither refuse nor see.
         """
 
     async def observe(self) -> Observation:

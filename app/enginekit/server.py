@@ -132,6 +132,7 @@ class EngineServer:
             instance_id=instance_id,
             now=self._now,
             timeout_s=settings.runtime_timeout_s,
+            default_hold_limit_ms=settings.default_hold_limit_ms,
         )
         desk = OrderDesk(
             self._runtime,

@@ -8,11 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from app.domain.facts import EngineFacts, LoraFact, PauseFact, ProfileFact, WeightsFact
+from app.domain.facts import (
+    EXTERNAL,
+    EngineFacts,
+    LoraFact,
+    PauseFact,
+    ProfileFact,
+    WeightsFact,
+)
 from app.domain.kinds import (
     Admission,
     ContentPolicy,
     EngineRole,
+    NewRequests,
     PauseMode,
     ResourceKind,
     WeightsState,
@@ -21,7 +29,7 @@ from app.domain.ranks import RankReport, RankState
 from app.enginekit.admission import AdmissionGate
 from app.enginekit.gate import NewRequestRule
 from app.enginekit.journal import Journal
-from app.enginekit.records import REVISION
+from app.enginekit.records import Change
 from app.enginekit.refusals import OutOfService, StoreUnavailable
 from app.enginekit.runtime import Observation, Runtime
 
@@ -58,10 +66,12 @@ class EngineState:
         instance_id: str,
         now: Callable[[], datetime],
         timeout_s: float,
+        default_hold_limit_ms: int = 60_000,
     ) -> None:
         self._runtime = runtime
         self.now = now
         self._timeout_s = timeout_s
+        self._default_hold_limit_ms = default_hold_limit_ms
         self.gate = gate
         self.journal = journal
         self.instance_id = instance_id
@@ -189,7 +199,7 @@ class EngineState:
         if known is not None and self._order_under_way:
             # What an order does is told by its end, all at once.
             seen = replace(known, ranks=seen.ranks)
-        if seen == known:
+        if seen == known and self._in_step(seen):
             return
         found = seen
         try:
@@ -197,7 +207,9 @@ class EngineState:
                 self._take(found)
             else:
                 await self.journal.raise_counters(
-                    REVISION, lambda: self._take(found), unless=lambda: moves != self._moves
+                    self._change_by(found),
+                    lambda: self._take(found),
+                    unless=lambda: moves != self._moves,
                 )
         except StoreUnavailable:
             return
@@ -223,7 +235,45 @@ class EngineState:
     def _take(self, seen: Observation) -> None:
         self._moves += 1  # others may have asked meanwhile: one difference is one revision
         self._adopt(seen)
+        self._follow(seen)
         self._settle()
+
+    def _change_by(self, seen: Observation) -> Change:
+        paused = seen.holding is not None and seen.holding.mode is not None
+        return Change(revision=True, pause_epoch=paused and self._at_rest(Admission.OPEN))
+
+    def _at_rest(self, admission: Admission) -> bool:
+        return not self._order_under_way and self.gate.admission is admission
+
+    def _in_step(self, seen: Observation) -> bool:
+        """An end of an order may have been observed after somebody else's pause or resume."""
+        if seen.holding is None:
+            return True
+        held = seen.holding.mode is not None
+        return not self._at_rest(Admission.OPEN if held else Admission.PAUSED)
+
+    def _follow(self, seen: Observation) -> None:
+        """Somebody has paused or resumed the engine past the kit. While an order is under way
+        admission is the order's, and what was seen of it is the last thing known."""
+        if seen.holding is None:
+            return
+        mode = seen.holding.mode
+        if mode is not None and self._at_rest(Admission.OPEN):
+            rule = NewRequestRule(NewRequests.HOLD, self._default_hold_limit_ms)
+            self.gate.close(rule)
+            self.gate.take_effect()
+            epoch = self.journal.counters.pause_epoch
+            self.pause = HeldPause(
+                mode=mode,
+                rule=rule,
+                epoch=epoch,
+                operation_id=EXTERNAL,
+                idempotency_key="",
+                since=self.now(),
+            )
+        elif mode is None and self._at_rest(Admission.PAUSED):
+            self.pause = None
+            self.gate.open()
 
     def _adopt(self, seen: Observation) -> None:
         """Ranks that were started anew have nothing of what earlier ones could not undo."""

@@ -88,8 +88,8 @@ async def foreign_segment(trial: Trial) -> None:
 
 @case(
     "update.version-moves-with-success",
-    "A successful update moves the version, tells the one before, brings evidence from every rank,"
-    " and opens admission again if it was open.",
+    "A successful update moves the version, tells the one before, brings evidence from every rank"
+    " or says that it is not verified, and opens admission again if it was open.",
     Need.DESTRUCTIVE,
     Need.WEIGHTS,
 )
@@ -139,6 +139,8 @@ def _evidence(result: pb.UpdateWeightsResult) -> dict[int, str]:
 async def evidence(trial: Trial) -> None:
     way = trial.stock.any_way()
     wanted = _evidence(await trial.stock.given())
+    if not wanted:
+        raise NotPromised("the engine says that its updates are not verified")
     for other in trial.stock.ways():
         with trial.stock.order(other, trial.stock.copy) as request:
             found = _evidence(await trial.stock.loaded(request))

@@ -1,0 +1,1 @@
+"""Engines that know nothing of OpenEngineAdmin, administered from a process beside them."""

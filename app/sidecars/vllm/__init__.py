@@ -1,0 +1,1 @@
+"""vLLM, over the HTTP endpoints of its own server."""

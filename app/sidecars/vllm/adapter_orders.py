@@ -1,0 +1,106 @@
+"""LoRA adapters, by their names."""
+
+from __future__ import annotations
+
+import asyncio
+
+from app.domain.commands import LoadLora, UnloadLora
+from app.domain.facts import LoraFact
+from app.domain.operation import OperationWarning
+from app.enginekit.runtime import Conclusion, Order, RuntimeFault
+from app.sidecars.vllm.allowed_paths import below
+from app.sidecars.vllm.answers import served_models
+from app.sidecars.vllm.carried import Carried
+from app.sidecars.vllm.engine import VllmEngine, remaining_s, told
+
+STAYS = OperationWarning(
+    "LORA_STAYS_IN_MEMORY",
+    "the engine takes no new requests for the adapter, and keeps its content until it needs room",
+)
+
+
+async def _names(engine: VllmEngine) -> frozenset[str]:
+    with told():
+        models = served_models(await engine.http.read("/v1/models"))
+    return frozenset(model.name for model in models if model.parent is not None)
+
+
+class CarriedLoad(Carried):
+    """One more than the engine has room for would push another out without a word, so that it is
+    refused."""
+
+    def __init__(self, order: Order, command: LoadLora, engine: VllmEngine) -> None:
+        super().__init__(order)
+        self._command = command
+        self._engine = engine
+        self._path = command.path
+
+    async def prepare(self) -> None:
+        command, engine = self._command, self._engine
+        if command.id:
+            raise RuntimeFault(
+                "LORA_ID_NOT_OFFERED", "the engine numbers its adapters", code="INVALID_ARGUMENT"
+            )
+        real = await asyncio.to_thread(below, engine.allowed.lora_roots, command.path)
+        self._path = str(real)
+        names = await _names(engine)
+        if command.name in engine.found.models:
+            raise RuntimeFault(
+                "LORA_NAME_TAKEN", "a base model has this name", code="ALREADY_EXISTS"
+            )
+        slots = engine.found.lora_slots
+        if slots is not None and len(names - {command.name}) >= slots:
+            raise RuntimeFault(
+                "LORA_SLOTS_FULL",
+                f"the engine has room for {slots} adapters: unload one",
+                code="RESOURCE_EXHAUSTED",
+            )
+
+    async def commit(self) -> None:
+        self.sent = True
+        await self._engine.post(
+            "/v1/load_lora_adapter",
+            body={"lora_name": self._command.name, "lora_path": self._path},
+            within_s=remaining_s(self.order.deadline_at),
+        )
+        if self._command.name not in await _names(self._engine):
+            raise RuntimeFault("LORA_NOT_SEEN", "the engine does not list the adapter")
+
+    @property
+    def _fact(self) -> LoraFact:
+        name = self._command.name
+        return LoraFact(name, self._engine.number_of(name), self._path)
+
+    async def undo(self) -> None:
+        if self._command.name in await _names(self._engine):
+            body = {"lora_name": self._command.name}
+            await self._engine.post("/v1/unload_lora_adapter", body=body)
+
+    async def conclude(self) -> Conclusion:
+        return Conclusion(lora=self._fact)
+
+
+class CarriedUnload(Carried):
+    """Refused while requests run under the adapter: vLLM would let it go from under them."""
+
+    def __init__(self, order: Order, command: UnloadLora, engine: VllmEngine) -> None:
+        super().__init__(order)
+        self._name = command.name
+        self._engine = engine
+
+    async def prepare(self) -> None:
+        if self._name in (await self._engine.metrics()).adapters_in_use():
+            raise RuntimeFault("LORA_IN_USE", "requests run under this adapter", retryable=True)
+
+    async def commit(self) -> None:
+        self.sent = True
+        await self._engine.post("/v1/unload_lora_adapter", body={"lora_name": self._name})
+        if self._name in await _names(self._engine):
+            raise RuntimeFault("UNLOAD_NOT_SEEN", "the engine still lists the adapter")
+
+    async def undo(self) -> None:
+        if self._name not in await _names(self._engine):
+            raise RuntimeFault("NOT_UNDONE", "the adapter is unloaded, and not for sure everywhere")
+
+    async def conclude(self) -> Conclusion:
+        return Conclusion(warnings=(STAYS,))

@@ -1,0 +1,235 @@
+"""One life of an engine: the server, what was found out about it, and what is believed of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from app.domain.kinds import WeightsState
+from app.enginekit.runtime import RuntimeFault
+from app.sidecars.vllm.answers import (
+    Answer,
+    Metrics,
+    Sleeping,
+    Unreadable,
+    field_of,
+    metrics_of,
+    says_paused,
+    weight_version,
+)
+from app.sidecars.vllm.belief import (
+    Belief,
+    ReleaseKv,
+    Sleep,
+    Step,
+    Wake,
+    first_belief,
+)
+from app.sidecars.vllm.discovery import Discovered
+from app.sidecars.vllm.http import (
+    Died,
+    NoAnswer,
+    NotSent,
+    Query,
+    Refused,
+    VllmError,
+    VllmHttp,
+    WrongAnswer,
+)
+from app.sidecars.vllm.notes import Notes
+from app.sidecars.vllm.offer import Allowed
+
+# Nobody is aborted and no cache emptied by an order that does not say so.
+_KEEP_ALL: Query = (("mode", "keep"), ("clear_cache", "false"))
+
+
+@contextmanager
+def told() -> Generator[None]:
+    """What went wrong with a call, as the kit tells it. An order whose outcome is not known is
+    rolled back by reading back, and lost where that fails too."""
+    try:
+        yield
+    except VllmError as error:
+        raise fault_of(error) from error
+    except Unreadable as error:
+        raise RuntimeFault("WRONG_ANSWER", str(error)) from error
+
+
+def fault_of(error: VllmError) -> RuntimeFault:
+    match error:
+        case NotSent():
+            return RuntimeFault("ENGINE_UNREACHABLE", error.message, retryable=True)
+        case Died():
+            return RuntimeFault("ENGINE_DIED", error.message)
+        case NoAnswer():
+            return RuntimeFault("ENGINE_NOT_ANSWERING", error.message)
+        case Refused(status=status):
+            code = "INVALID_ARGUMENT" if status in (400, 404, 422) else None
+            return RuntimeFault("ENGINE_REFUSED", error.message, code=code)
+        case WrongAnswer():
+            return RuntimeFault("WRONG_ANSWER", error.message)
+    return RuntimeFault("INTERNAL", error.message)
+
+
+class VllmEngine:
+    """`belief` is written down before it is used. Lives on one event loop."""
+
+    def __init__(
+        self, http: VllmHttp, found: Discovered, allowed: Allowed, notes: Notes, belief: Belief
+    ) -> None:
+        self.http = http
+        self.found = found
+        self.allowed = allowed
+        self._notes = notes
+        self.belief = belief
+        self.version: str | None = None
+        self.initialised = False  # the weight transfer of this life of the engine
+        self._numbers: dict[str, int] = {}
+
+    @classmethod
+    async def attach(
+        cls, http: VllmHttp, found: Discovered, allowed: Allowed, notes: Notes
+    ) -> VllmEngine:
+        """Take over from whoever had the engine before. Raises RuntimeFault, OSError; ValueError:
+        the notes are damaged, and what they knew may matter."""
+        belief = notes.read()
+        paused, sleep = False, None
+        with told():
+            if found.has("/is_paused"):
+                paused = says_paused(await http.read("/is_paused"))
+                sleep = metrics_of(await http.read("/metrics")).sleep
+        if belief is None:
+            belief = first_belief(paused=paused, sleep=sleep)
+        engine = cls(http, found, allowed, notes, belief)
+        if paused != (belief.paused is not None):
+            engine.saw(paused=paused, sleep=sleep)
+        notes.write(engine.belief)
+        await engine.read_version()
+        return engine
+
+    def believe(self, belief: Belief) -> None:
+        """Raises RuntimeFault: it cannot be written down, so it must not come to be so."""
+        if belief == self.belief:
+            return
+        try:
+            self._notes.write(belief)
+        except OSError as error:
+            text = "what is known of the engine cannot be written down"
+            raise RuntimeFault("NOTES_UNWRITABLE", text, retryable=True) from error
+        self.belief = belief
+
+    def saw(self, *, paused: bool, sleep: Sleeping | None) -> None:
+        """Somebody else has paused, resumed, put to sleep or woken it: what can't be read is taken
+        for the worst that fits. What is wrong with weights stays wrong. Raises RuntimeFault."""
+        seen = first_belief(paused=paused, sleep=sleep)
+        wrong = self.belief.weights is not WeightsState.VALID
+        self.believe(replace(seen, weights=self.belief.weights) if wrong else seen)
+
+    def number_of(self, adapter: str) -> int:
+        """The engine has numbers of its own for its adapters, and tells them to nobody."""
+        return self._numbers.setdefault(adapter, len(self._numbers) + 1)
+
+    # ---- reading ----
+
+    async def metrics(self) -> Metrics:
+        """Raises RuntimeFault."""
+        with told():
+            return metrics_of(await self.http.read("/metrics"))
+
+    async def is_paused(self) -> bool:
+        """Raises RuntimeFault."""
+        with told():
+            return says_paused(await self.http.read("/is_paused"))
+
+    async def read_version(self) -> str | None:
+        """Raises RuntimeFault."""
+        if self.found.has("/weight_info"):
+            with told():
+                self.version = weight_version(await self.http.read("/weight_info"))
+        return self.version
+
+    # ---- orders ----
+
+    async def post(
+        self, path: str, query: Query = (), *, body: object = None, within_s: float | None = None
+    ) -> Answer:
+        """An order is for the life of the engine that it was given to: what has taken its place
+        meanwhile at the same address is not even sent the undoing of it. Raises RuntimeFault."""
+        assert body is None or isinstance(body, dict)
+        await self._same()
+        with told():
+            return await self.http.post(path, query, body=body, within_s=within_s)
+
+    async def _same(self) -> None:
+        known = self.found.identity.started_at
+        if known is not None and (await self.metrics()).started_at != known:
+            raise RuntimeFault("ENGINE_RESTARTED", "the engine was started anew")
+
+    async def pause(self, mode: str, *, within_s: float | None = None) -> None:
+        """Returns when it is seen to be paused: a wait that somebody resumes past it answers that
+        it is, and it is not. Raises RuntimeFault."""
+        query = (("mode", mode), ("clear_cache", "false"))
+        await self.post("/pause", query, within_s=within_s)
+        if not await self.is_paused():
+            raise RuntimeFault("PAUSE_NOT_SEEN", "somebody else has resumed the engine meanwhile")
+
+    async def freeze(self) -> None:
+        """Closed again, whatever has slipped in meanwhile. Raises RuntimeFault."""
+        await self.post("/pause", _KEEP_ALL)
+        if not await self.is_paused():
+            raise RuntimeFault("PAUSE_NOT_SEEN", "the engine does not stay paused")
+
+    async def resume(self) -> None:
+        """Raises RuntimeFault."""
+        await self.post("/resume")
+        if await self.is_paused():
+            raise RuntimeFault("RESUME_NOT_SEEN", "somebody else has paused the engine meanwhile")
+
+    async def take(self, step: Step) -> bool:
+        """Whether the engine was open for a moment. Raises RuntimeFault."""
+        before, after = self.belief, self.belief.after(step)
+        opens = before.opens(step)
+        match step:
+            case Sleep(level=level):
+                # Before it is asked for: an answer that is lost must not leave weights looking
+                # valid that are gone.
+                self.believe(after)
+                query = (("level", str(level)), ("mode", "keep"))
+                _says(await self.post("/sleep", query), "sleeping")
+                shown = (await self.metrics()).sleep
+                wanted = Sleeping.OFFLOADED if level == 1 else Sleeping.DISCARDED
+                if shown not in (None, wanted):
+                    raise RuntimeFault("SLEEP_NOT_SEEN", f"the engine shows as {shown.value}")
+            case ReleaseKv():
+                self.believe(after)
+                _says(await self.post("/release_kv_cache_memory"), "kv_cache_released")
+            case Wake(kinds=kinds):
+                # One `tags` for each: a list in one is a tag that nobody has, and no error.
+                tags = tuple(("tags", kind.value) for kind in sorted(kinds))
+                answer = await self.post("/wake_up", tags)
+                if opens:
+                    await self.freeze()
+                _says(answer, "awake" if opens else "sleeping")
+                self.believe(after)
+        return opens
+
+    async def wake_wholly(self) -> None:
+        """Nothing is asleep and nobody is served. Also clears what a failed release leaves behind.
+        Raises RuntimeFault."""
+        answer = await self.post("/wake_up")
+        await self.freeze()
+        _says(answer, "awake")
+
+
+def _says(answer: Answer, status: str) -> None:
+    with told():
+        said = field_of(answer, "status", str)
+    if said != status:
+        raise RuntimeFault("NOT_CARRIED_OUT", f"the engine says that it is {said}, not {status}")
+
+
+def remaining_s(deadline_at: float) -> float:
+    """Until a deadline on the event loop's clock."""
+    return max(0.001, deadline_at - asyncio.get_running_loop().time())

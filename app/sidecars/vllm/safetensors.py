@@ -1,0 +1,185 @@
+"""Headers of safetensors files, and NaN in them, without an array library.
+
+Source of the format: the description in the safetensors repository (eight bytes of header length,
+little endian; a JSON header; then the bytes of all tensors, row-major, little endian).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_LONGEST_HEADER = 100_000_000
+_PIECE = 8 * 1024 * 1024
+_SIZES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+# Of each element the last byte and the one before it, with the bits that are all set in infinity
+# and NaN, and in nothing else.
+_EXPONENTS = {"F64": (0x7F, 0xF0), "F32": (0x7F, 0x80), "F16": (0x7C, 0x00), "BF16": (0x7F, 0x80)}
+
+INDEX = "model.safetensors.index.json"
+
+
+class BadWeights(Exception):
+    """One line, without a path."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorAt:
+    """`start` and `end` count from the file's beginning."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFile:
+    path: Path
+    tensors: Mapping[str, TensorAt]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(one.end - one.start for one in self.tensors.values())
+
+    def sha256(self) -> str:
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def finite(self) -> str | None:
+        """The name of a tensor with something in it that is no finite number; None: all are."""
+        with self.path.open("rb") as file:
+            for name, tensor in self.tensors.items():
+                for piece in _pieces(file, tensor):
+                    if _infinite(piece, tensor.dtype):
+                        return name
+        return None
+
+
+def files_at(path: Path) -> tuple[WeightsFile, ...]:
+    """What a checkpoint consists of: one file, or a folder of one, or of those that its index
+    names. Blocks on the disk. Raises BadWeights."""
+    try:
+        paths = _paths(path)
+        return tuple(WeightsFile(one, _header(one)) for one in paths)
+    except OSError as error:
+        raise BadWeights("the weights cannot be read") from error
+
+
+def _paths(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    index = path / INDEX
+    if index.is_file():
+        try:
+            names = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise BadWeights("the index of the weights cannot be read") from None
+        if not all(isinstance(name, str) and Path(name).name == name for name in names):
+            raise BadWeights("the index of the weights names something other than its own files")
+        found = [path / name for name in sorted(names)]
+    else:
+        found = sorted(path.glob("*.safetensors"))
+        if len(found) > 1:
+            raise BadWeights("there are several files of weights, and no index of them")
+    if not found:
+        raise BadWeights("there are no weights at this path")
+    return found
+
+
+def _header(path: Path) -> dict[str, TensorAt]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > _LONGEST_HEADER or 8 + length > size:
+            raise BadWeights(f"{path.name} is no whole safetensors file")
+        try:
+            header = json.loads(file.read(length))
+        except ValueError:
+            raise BadWeights(f"{path.name} has no header that can be read") from None
+    if not isinstance(header, dict):
+        raise BadWeights(f"{path.name} has no header that can be read")
+    header.pop("__metadata__", None)
+    found = {name: _tensor(path.name, one, 8 + length) for name, one in header.items()}
+    at = 8 + length
+    for one in sorted(found.values(), key=lambda tensor: (tensor.start, tensor.end)):
+        if one.start != at:
+            raise BadWeights(f"{path.name} has gaps between its tensors")
+        at = one.end
+    if at != size:
+        raise BadWeights(f"{path.name} is {size} bytes long, and its header speaks of {at}")
+    return found
+
+
+def _tensor(file: str, given: Any, base: int) -> TensorAt:
+    entry = given if isinstance(given, dict) else {}
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
+    if dtype not in _SIZES or not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
+        raise BadWeights(f"{file} describes a tensor that cannot be read")
+    start, end = offsets
+    if end - start != math.prod(shape) * _SIZES[dtype]:
+        raise BadWeights(f"{file} has a tensor of another length than its shape")
+    return TensorAt(dtype, tuple(shape), base + start, base + end)
+
+
+def _counts(given: Any) -> bool:
+    return isinstance(given, list) and all(type(one) is int and one >= 0 for one in given)
+
+
+def fits(files: tuple[WeightsFile, ...], model: tuple[WeightsFile, ...]) -> None:
+    """Whether both hold the same tensors. Raises BadWeights."""
+    found = {name: tensor for file in files for name, tensor in file.tensors.items()}
+    wanted = {name: tensor for file in model for name, tensor in file.tensors.items()}
+    if sum(len(file.tensors) for file in files) != len(found):
+        raise BadWeights("a tensor stands in two files")
+    for name, tensor in found.items():
+        known = wanted.get(name)
+        if known is None:
+            raise BadWeights(f"the model has no tensor {_shown(name)}")
+        if (known.dtype, known.shape) != (tensor.dtype, tensor.shape):
+            raise BadWeights(f"the model has another type or shape of {_shown(name)}")
+    lacking = sorted(set(wanted) - set(found))
+    if lacking:
+        raise BadWeights(f"{len(lacking)} tensors are missing, {_shown(lacking[0])} among them")
+
+
+def _shown(name: str) -> str:
+    return "".join(one if one.isprintable() else "?" for one in name)[:100]
+
+
+def _pieces(file: BinaryIO, tensor: TensorAt) -> Iterator[bytes]:
+    file.seek(tensor.start)
+    left = tensor.end - tensor.start
+    while left:
+        piece = file.read(min(_PIECE, left))
+        if not piece:
+            raise BadWeights("the weights became shorter while they were read")
+        left -= len(piece)
+        yield piece
+
+
+def _infinite(data: bytes, dtype: str) -> bool:
+    """Byte by byte in bulk: of every element the bits of its exponent, and whether all are set."""
+    bits = _EXPONENTS.get(dtype)
+    if bits is None:
+        return False
+    size = _SIZES[dtype]
+    marks = [
+        int.from_bytes(data[size - 1 - place :: size].translate(_all_set(mask)), "little")
+        for place, mask in enumerate(bits)
+    ]
+    return bool(marks[0] & marks[1])
+
+
+def _all_set(mask: int) -> bytes:
+    return bytes(byte & mask == mask for byte in range(256))

@@ -1,0 +1,176 @@
+"""A sidecar as a service: for each life of the engine one life of the two listeners."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from app.enginekit.runtime import RuntimeFault
+from app.enginekit.server import (
+    EngineServer,
+    KitSettings,
+    SettingsError,
+    StoreInUse,
+    StoreUnreadable,
+)
+from app.sidecars.vllm.discovery import Discovered, discover
+from app.sidecars.vllm.engine import VllmEngine
+from app.sidecars.vllm.http import NoAnswer, NotSent, Patience, VllmError, VllmHttp
+from app.sidecars.vllm.notes import Notes
+from app.sidecars.vllm.offer import Allowed
+from app.sidecars.vllm.runtime import VllmRuntime
+from app.sidecars.vllm.watching import Watch, watched
+
+log = logging.getLogger(__name__)
+
+
+class CannotServe(Exception):
+    """One line for whoever started the sidecar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarSettings:
+    """`url` of the engine's server, `key` for its /v1 routes. `kit`: how the sidecar itself is
+    served; its data directory holds the operations and the notes on the engine. `wait_s`: how
+    long the engine may take to be there, at the start and after it has ended; None: for ever."""
+
+    url: str
+    kit: KitSettings
+    key: str | None = field(default=None, repr=False)
+    allowed: Allowed = field(default_factory=Allowed)
+    patience: Patience = field(default_factory=Patience)
+    wait_s: float | None = None
+    look_s: float = 5.0
+    retry_s: float = 1.0
+    stop_grace_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Addresses as bound. New with each life of the engine, but for them."""
+
+    inference_address: str
+    admin_address: str
+    instance_id: str
+    found: Discovered
+
+
+Ready = Callable[[Served], None]
+
+
+def run_sidecar(settings: SidecarSettings, ready: Ready, around: Around | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. Raises CannotServe."""
+    asyncio.run(_run(settings, ready, around or _as_is))
+
+
+Around = Callable[[SidecarSettings], contextlib.AbstractAsyncContextManager[SidecarSettings]]
+"""Settings with what needs an event loop, such as a verifier of tokens, for the time of a block."""
+
+
+@contextlib.asynccontextmanager
+async def _as_is(settings: SidecarSettings) -> AsyncIterator[SidecarSettings]:
+    yield settings
+
+
+async def _run(settings: SidecarSettings, ready: Ready, around: Around) -> None:
+    async def live() -> None:
+        async with around(settings) as complete:
+            await serve_lives(complete, ready)
+
+    life = asyncio.ensure_future(live())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, life.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await life
+
+
+async def serve_lives(settings: SidecarSettings, ready: Ready) -> None:
+    """For ever: an engine that was started anew is another instance, and what was ordered of the
+    one before it ends as such orders do. Raises CannotServe."""
+    http = VllmHttp(settings.url, key=settings.key, patience=settings.patience)
+    try:
+        while True:
+            async with served(settings, http) as (life, restarted):
+                ready(life)
+                settings = replace(settings, kit=_at(settings.kit, life))
+                await restarted()
+                log.warning("the engine was started anew")
+    finally:
+        await http.close()
+
+
+def _at(kit: KitSettings, life: Served) -> KitSettings:
+    """The next life is found where this one was."""
+    return replace(kit, inference_address=life.inference_address, admin_address=life.admin_address)
+
+
+@contextlib.asynccontextmanager
+async def served(
+    settings: SidecarSettings, http: VllmHttp
+) -> AsyncIterator[tuple[Served, Callable[[], Awaitable[object]]]]:
+    """One life, and what returns when the engine has begun another. Raises CannotServe."""
+    found = await _there(settings, http)
+    runtime, watch = await _attached(settings, http, found)
+    try:
+        server = EngineServer(runtime, settings.kit)
+        await server.start()
+    except (SettingsError, StoreInUse, StoreUnreadable, OSError) as error:
+        await runtime.close()
+        raise CannotServe(str(error)) from error
+    except BaseException:
+        await runtime.close()
+        raise
+    try:
+        life = Served(
+            inference_address=server.inference_address,
+            admin_address=server.admin_address,
+            instance_id=server.instance_id,
+            found=found,
+        )
+        yield life, watch.restarted.wait
+    finally:
+        await server.stop(settings.stop_grace_s)
+
+
+async def _there(settings: SidecarSettings, http: VllmHttp) -> Discovered:
+    loop = asyncio.get_running_loop()
+    give_up_at = None if settings.wait_s is None else loop.time() + settings.wait_s
+    told = False
+    while True:
+        try:
+            return await discover(http)
+        except (NotSent, NoAnswer) as error:
+            if give_up_at is not None and loop.time() >= give_up_at:
+                raise CannotServe(f"{settings.url}: {error.message}") from error
+            if not told:
+                log.warning("waiting for the engine at %s: %s", settings.url, error.message)
+                told = True
+            await asyncio.sleep(settings.retry_s)
+        except VllmError as error:
+            raise CannotServe(f"{settings.url}: {error.message}") from error
+
+
+async def _attached(
+    settings: SidecarSettings, http: VllmHttp, found: Discovered
+) -> tuple[VllmRuntime, Watch]:
+    folder = settings.kit.data_dir
+    try:
+        await asyncio.to_thread(_make, folder)
+        notes = Notes(folder, found.identity)
+        engine = await VllmEngine.attach(http, found, settings.allowed, notes)
+        watch = await watched(engine, settings.look_s)
+    except RuntimeFault as fault:
+        raise CannotServe(f"{settings.url}: {fault.message}") from fault
+    except (OSError, ValueError) as error:
+        raise CannotServe(f"{folder}: {error}") from error
+    return VllmRuntime(engine, watch), watch
+
+
+def _make(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
