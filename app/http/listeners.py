@@ -25,7 +25,8 @@ _LOOK_S = 5.0
 _HANDSHAKE_S = 10.0
 _FAREWELL_S = 2.0
 _MOST_HANDSHAKES = 64
-"""At once. Who would shake hands for ever holds a place for as long as one may take."""
+"""At once. One more takes the place of the one that has been at it for longest, so that whoever
+comes to say nothing keeps nobody out."""
 _AFTER_ERROR_S = 0.5
 
 _log = logger("chadburn.listeners")
@@ -111,7 +112,7 @@ class TlsListener:
         self.identity = identity
         self._socket = listener
         self._live = live
-        self._free = asyncio.Semaphore(_MOST_HANDSHAKES)
+        self._greeting: dict[asyncio.Task[None], None] = {}
         self._open: WeakSet[Connection] = WeakSet()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -134,10 +135,11 @@ class TlsListener:
             for connection in list(self._open):
                 connection.shutdown()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _keep_looking(self) -> None:
         while True:
@@ -147,18 +149,19 @@ class TlsListener:
     async def _accept(self, make: Callable[[], Connection]) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._free.acquire()
             try:
                 taken, _ = await loop.sock_accept(self._socket)
             except OSError as error:  # no more files, most likely; those who have come wait
-                self._free.release()
                 _log.warning("not_accepted", identity=self.identity, why=type(error).__name__)
                 await asyncio.sleep(_AFTER_ERROR_S)
                 continue
-            except BaseException:
-                self._free.release()
-                raise
-            self._begin(self._greet(taken, make))
+            if len(self._greeting) >= _MOST_HANDSHAKES:
+                oldest = next(iter(self._greeting))
+                del self._greeting[oldest]
+                oldest.cancel()
+            greeting = self._begin(self._greet(taken, make))
+            self._greeting[greeting] = None
+            greeting.add_done_callback(lambda done: self._greeting.pop(done, None))
 
     async def _greet(self, taken: socket.socket, make: Callable[[], Connection]) -> None:
         def made() -> Connection:
@@ -182,5 +185,3 @@ class TlsListener:
                 raise
             why = getattr(error, "verify_message", None) or type(error).__name__
             _log.info("handshake_failed", identity=self.identity, why=why)
-        finally:
-            self._free.release()

@@ -199,6 +199,21 @@ async def shown_at(here: Callers, client: tuple[Path, Path]) -> str:
     return str(serial)
 
 
+async def test_who_comes_to_say_nothing_keeps_nobody_out(here: Callers) -> None:
+    """So many places for handshakes are soon taken, by strangers."""
+    silent = [await asyncio.open_connection("127.0.0.1", here.port) for _ in range(70)]
+    try:
+        async with here.by_certificate(here.authority.issue("trainer.test")) as http:
+            assert (await http.get(READ)).status_code == 200
+        oldest, latest = silent[0][0], silent[-1][0]
+        with contextlib.suppress(ConnectionError):
+            assert await oldest.read() == b"", "it was hung up on"
+        assert not latest.at_eof()
+    finally:
+        for _, writer in silent:
+            writer.close()
+
+
 RULES = """
 [[rules]]
 name = "people"
