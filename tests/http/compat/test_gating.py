@@ -77,6 +77,7 @@ async def test_an_endpoint_is_there_when_the_engine_has_something_behind_it(
     assert wrong.headers["allow"] == "POST"
 
 
+@pytest.mark.long
 async def test_labels_say_which_engines(tmp_path: Path) -> None:
     by_label = {"layer": "vllm", "labels": {"pool": "rl"}}
     async with gateway(tmp_path, registered=False, compat=(by_label,)) as gate:

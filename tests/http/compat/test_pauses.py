@@ -22,6 +22,7 @@ async def said(vllm: Layered, name: str) -> bool:
 BOTH = {ResourceKind.WEIGHTS, ResourceKind.KV_CACHE}
 
 
+@pytest.mark.long
 async def test_a_pause_and_a_resume(vllm: Layered) -> None:
     assert await vllm.reads("/is_paused") == {"is_paused": False}
     assert await vllm.does("/pause?mode=keep&clear_cache=false") == {"status": "paused"}
@@ -83,6 +84,7 @@ async def test_a_key_of_the_caller_s_own_says_what_is_a_repetition(vllm: Layered
     assert reused.status_code == 409
 
 
+@pytest.mark.long
 async def test_a_pause_is_lifted_by_whoever_made_it(vllm: Layered) -> None:
     await vllm.does("/pause?mode=keep", subject="bob")
     for path in ("/resume", "/wake_up"):

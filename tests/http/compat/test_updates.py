@@ -29,6 +29,7 @@ async def begun(vllm: Layered, info: dict[str, Any] | None = None, **how: Any) -
     await vllm.does("/start_weight_update", {"is_checkpoint_format": True}, **how)
 
 
+@pytest.mark.long
 async def test_an_update_is_one_operation(vllm: Layered) -> None:
     await begun(vllm)
     assert await vllm.does("/update_weights", PIECE) == {"message": "Weights updated"}
@@ -86,6 +87,7 @@ async def test_each_call_may_come_twice(vllm: Layered) -> None:
     assert (await vllm.kinds()).count("update_weights") == 2
 
 
+@pytest.mark.long
 async def test_pieces_of_a_group(vllm: Layered) -> None:
     await begun(vllm, GROUP)
     session = (await vllm.operations())[-1]["request"]["source"]["session"]

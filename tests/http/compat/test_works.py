@@ -37,6 +37,7 @@ async def test_abort_all_counts_what_has_ended(vllm: Layered) -> None:
     assert await vllm.kinds() == ["abort_requests"] * 3  # each one is another
 
 
+@pytest.mark.long
 async def test_caches(vllm: Layered) -> None:
     told = await vllm.does("/reset_prefix_cache", {"reset_running_requests": False})
     assert told == {"success": True}
@@ -72,6 +73,7 @@ async def test_adapters(vllm: Layered) -> None:
     assert (await vllm.post("/v1/unload_lora_adapter", {"lora_name": "b"})).status_code == 404
 
 
+@pytest.mark.long
 async def test_a_profile(vllm: Layered) -> None:
     assert (await vllm.post("/stop_profile")).status_code == 200  # there is none
     assert (await vllm.post("/start_profile", {"max_iterations": 0})).content == b""
@@ -104,6 +106,7 @@ async def test_the_shape(vllm: Layered) -> None:
     assert await vllm.reads("/health") is None
 
 
+@pytest.mark.long
 async def test_an_engine_that_is_gone(vllm: Layered) -> None:
     await vllm.full.double.kill()
     health = await vllm.call("GET", "/health")
@@ -113,7 +116,7 @@ async def test_an_engine_that_is_gone(vllm: Layered) -> None:
     assert paused.json()["error"].startswith("Failed to fetch pause status: ")
 
 
-@pytest.mark.parametrize("flavour", ["0.26", "0.32"])
+@pytest.mark.parametrize("flavour", ["0.26", pytest.param("0.32", marks=pytest.mark.long)])
 async def test_refusals_have_the_shapes_of_the_release(tmp_path: Path, flavour: str) -> None:
     async with layered(tmp_path, flavour=flavour) as vllm:
 

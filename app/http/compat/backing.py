@@ -1,0 +1,71 @@
+"""What has to be behind an endpoint for there to be one: the capabilities of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from app.domain.capabilities import Capabilities
+from app.domain.kinds import (
+    CacheKind,
+    Component,
+    ContentPolicy,
+    OperationKind,
+    ProfilerKind,
+    ReconfigurableField,
+    ResourceKind,
+    WeightSourceKind,
+    WeightTransferBackend,
+)
+
+Backed = Callable[[Capabilities], bool]
+
+
+def always(_: Capabilities) -> bool:
+    return True
+
+
+def orders(*kinds: OperationKind) -> Backed:
+    return lambda can: can.operations.issuperset(kinds)
+
+
+def flushes(cache: CacheKind) -> Backed:
+    ordered = orders(OperationKind.FLUSH_CACHES)
+    return lambda can: ordered(can) and cache in can.cache_kinds
+
+
+pauses = orders(OperationKind.PAUSE, OperationKind.RESUME)
+sleeps = orders(
+    OperationKind.PAUSE,
+    OperationKind.RESUME,
+    OperationKind.RELEASE_RESOURCES,
+    OperationKind.RESTORE_RESOURCES,
+)
+
+
+def drops_kv(can: Capabilities) -> bool:
+    kept = can.resources.get(ResourceKind.KV_CACHE, frozenset())
+    return sleeps(can) and ContentPolicy.DISCARD in kept and not can.resources_together
+
+
+def updates(can: Capabilities) -> bool:
+    """A pause is what makes an update safe, so that there is none without."""
+    known = {WeightTransferBackend.NCCL.value, WeightTransferBackend.DISK.value}
+    return (
+        pauses(can)
+        and OperationKind.UPDATE_WEIGHTS in can.operations
+        and WeightSourceKind.SESSION in can.weight_sources
+        and not known.isdisjoint(can.weight_sessions)
+    )
+
+
+def updates_drafts(can: Capabilities) -> bool:
+    return updates(can) and Component.DRAFT in can.components
+
+
+def profiles(can: Capabilities) -> bool:
+    return OperationKind.PROFILE in can.operations and ProfilerKind.TORCH in can.profiler_kinds
+
+
+def scales(can: Capabilities) -> bool:
+    reshapes = OperationKind.RECONFIGURE_SERVING in can.operations
+    return reshapes and ReconfigurableField.DATA_PARALLEL_SIZE in can.reconfigurable
