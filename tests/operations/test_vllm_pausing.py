@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,10 @@ from app.domain.kinds import (
     Verification,
     WeightsState,
 )
+from app.operations.settling import Settlements, Statement
 from app.rpc.vllm import control_pb2 as pb
 from tests.doubles.vllm_control import C
-from tests.operations.gateway import until
+from tests.operations.gateway import CALLER, until
 from tests.operations.vllm import vllm_gateway
 
 pytestmark = pytest.mark.anyio
@@ -333,6 +335,37 @@ async def test_the_gateway_restarted_under_a_pause(tmp_path: Path) -> None:
         ended = await gateway.end_of(order)
         assert ended.state is S.SUCCEEDED
         assert (await gateway.facts()).pause_epoch == 1
+
+
+@pytest.mark.long
+async def test_a_person_ends_what_cannot_be_told_apart(tmp_path: Path) -> None:
+    async with vllm_gateway(tmp_path) as gateway:
+        await gateway.carry_out(KEEP)
+        gateway.engine.loses.add("PauseGeneration")
+        order = await gateway.give(ABORT)
+        await gateway.until(order, S.RECONCILING)
+        settlements = Settlements(gateway.ledger, gateway.runner, gateway.clock)
+        statement = Statement(end=S.SUCCEEDED, reason="seen in its log")
+        await settlements.settle(order.id, statement, CALLER)
+        facts = await gateway.facts()
+        assert facts.open_operations == ()
+        assert (facts.admission, facts.pause_epoch) == (Admission.PAUSED, 2)
+        assert (await gateway.carry_out(Resume(pause_epoch=2))).state is S.SUCCEEDED
+
+
+async def test_whoever_lost_the_engine_makes_no_further_call(tmp_path: Path) -> None:
+    """A gateway that stood still finds at its next step that its row is another one."""
+    async with vllm_gateway(tmp_path) as gateway:
+        gateway.engine.running = {"r"}
+        order = await gateway.give(DRAIN, deadline_ms=400)
+        await until(lambda: gateway.engine.paused)
+        kept = await gateway.kept()
+        assert await gateway.ledger.kept_states.put("e1", replace(kept, number=kept.number + 1))
+        await gateway.until(order, S.RECONCILING)
+        # Its deadline has passed: it would have opened admission again.
+        assert "ResumeGeneration" not in gateway.engine.orders
+        gateway.engine.finish()
+        assert (await gateway.end_of(order)).state is S.FAILED
 
 
 # ---- several members ----

@@ -424,6 +424,24 @@ async def test_the_gateway_restarted_in_mid_update(tmp_path: Path, at: str) -> N
 
 
 @pytest.mark.long
+async def test_a_chunk_that_takes_longer_than_the_deadline(tmp_path: Path) -> None:
+    """vLLM goes on with it when its client has given up."""
+    async with vllm_gateway(tmp_path) as gateway:
+        held = gateway.engine.hangs["UpdateWeights"] = asyncio.Event()
+        order = await gateway.give(session(), deadline_ms=1_500)
+        await go_on(gateway, chunk())
+        await until(lambda: bool(gateway.engine.named("UpdateWeights")))
+        ended = await gateway.end_of(order)
+        assert reason(ended) == "UPDATE_BROKEN_OFF"
+        assert (await gateway.facts()).weights.state is WeightsState.INCONSISTENT
+        held.set()
+        order = await gateway.give(session())
+        await go_on(gateway, chunk())
+        await go_on(gateway, CommitSession(1))
+        assert (await gateway.end_of(order)).state is S.SUCCEEDED
+
+
+@pytest.mark.long
 async def test_the_engine_restarted_in_mid_update(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         order = await gateway.give(session())

@@ -159,6 +159,9 @@ class VllmBackend:
             known = await errand.look()
         if order.send_by is None and not known:
             raise OutcomeLost("the order has not been sent")
+        if order.send_by is None:
+            # From here on whoever had it before makes no further call.
+            await errand.write(errand.kept)
         course = self._attached(errand) if order.send_by is None else self._sent(errand)
         async with aclosing(course) as facts:
             async for fact in facts:

@@ -6,6 +6,7 @@ finds at its next step that its row is gone, and makes no further call.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from app.domain.transitions import Completed, Fact, Failed, RankReported, Warned
 log = logging.getLogger(__name__)
 
 READ_S = 3.0
+_TRANSIT_S = 2.0
 _TRIES = 5
 
 
@@ -59,7 +61,7 @@ class Errand:
         self.crew = means.crew
         self.now = means.now
         self._notes = means.notes
-        self._settle_s = means.settle_s
+        self.settle_s = means.settle_s
         self.kept = Kept()
         self.reading = EngineReading(())
 
@@ -71,7 +73,7 @@ class Errand:
     @property
     def longest_s(self) -> float:
         """For a call that may take as long as the order may, and at least a moment."""
-        return max(self.left_s, self._settle_s)
+        return max(self.left_s, self.settle_s)
 
     # ---- setting out ----
 
@@ -221,6 +223,10 @@ async def conclude(
     before = replace(errand.kept, under_way=None)
     try:
         await errand.read()
+        if answers is not None and _differ_for_want_of_an_answer(errand, before, answers):
+            # What has no answer may be on its way still.
+            await asyncio.sleep(min(errand.settle_s, _TRANSIT_S))
+            await errand.read()
     except EngineDead:
         async for fact in errand.end(ended(errand.kept, Failed(error=dead()))):
             yield fact
@@ -234,6 +240,12 @@ async def conclude(
         raise OutcomeLost(why) from open_still
     async for fact in errand.end(found):
         yield fact
+
+
+def _differ_for_want_of_an_answer(errand: Errand, before: Kept, answers: dict[int, Said]) -> bool:
+    aim = _aim(errand, before)
+    shown = {aim.shown(member) for member in errand.reading.members}
+    return len(shown) > 1 and any(isinstance(one, Lost) for one in answers.values())
 
 
 def _aim(errand: Errand, before: Kept) -> Aim:

@@ -61,6 +61,9 @@ def left_behind(kept: Kept, reading: EngineReading) -> Kept:
     if way.kind is OperationKind.RELEASE_RESOURCES and _any_asleep(reading):
         return asleep(after, way)
     if way.kind is OperationKind.PAUSE and way.step == PAUSING and _any_paused(reading):
+        if kept.pause is not None:
+            # Which of the two modes is in force can't be seen.
+            return after.paused(HeldPause(mode=None, by=way.operation_id))
         return after.paused(pause_of(way, None, settled=not is_drain(way)))
     return after
 

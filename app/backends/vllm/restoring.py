@@ -50,9 +50,9 @@ async def restore(errand: Errand, command: RestoreResources) -> AsyncGenerator[F
     if all(isinstance(one, Refused) for one in answers.values()):
         await errand.give_up(EngineRefused(first_error(answers)))
     if todo == errand.kept.released:
-        yield Warned(warning=OPENED)
-        # On the lines that are up: each moment more lets requests in.
+        # At once, on the lines that are up: each moment more lets requests in.
         await calls.order("PauseGeneration", _PAUSE, READ_S)
+        yield Warned(warning=OPENED)
     async for fact in conclude_restore(errand, command, answers):
         yield fact
 
@@ -69,9 +69,9 @@ async def conclude_restore(
         awake = _awake(reading)
         if last and reading.paused is not True and not restarts(errand.kept, reading):
             calls = await errand.calls()
+            await calls.order("PauseGeneration", _PAUSE, READ_S)
             if answers is None:
                 yield Warned(warning=OPENED)
-            await calls.order("PauseGeneration", _PAUSE, READ_S)
             reading = await errand.read()
     except EngineDead:
         async for fact in errand.end(ended(errand.kept, Failed(error=dead()))):

@@ -15,7 +15,7 @@ from app.backends.vllm.aims import MODES
 from app.backends.vllm.errands import Errand
 from app.backends.vllm.groups import is_in
 from app.backends.vllm.kept import HeldPause
-from app.backends.vllm.members import EngineDead
+from app.backends.vllm.members import Calls, EngineDead
 from app.backends.vllm.observing import (
     BEGUN,
     FINISHING,
@@ -77,9 +77,10 @@ class _Update:
         errand.judge()
         infos = init_infos(self._transfer, errand.reading)
         await errand.begin(PREPARING)
-        calls = await errand.first_calls()
+        await errand.first_calls()
         yield EngineAccepted(engine_operation_id=errand.order.operation_id)
         try:
+            calls = await self._calls(PREPARING)
             if not is_in(errand.kept, self._transfer):
                 yield Progressed(progress=Progress("initialising"))
                 requests = [pb.InitWeightTransferEngineRequest(init_info_json=one) for one in infos]
@@ -108,11 +109,10 @@ class _Update:
         if not paused:
             assert isinstance(rule, PauseAround)  # or it had been refused
             mode = rule.mode
-            await errand.step(PAUSING)
         else:
             mode = (held.mode if held else None) or PauseMode.KEEP
         request = pb.PauseGenerationRequest(mode=MODES[mode], clear_cache=flush)
-        calls = await errand.calls()
+        calls = await self._calls(PREPARING if paused else PAUSING)
         answers = await calls.order("PauseGeneration", request, errand.longest_s)
         self._require(answers)
         try:
@@ -168,15 +168,14 @@ class _Update:
         assert way is not None
         if way.step != UPDATING:
             await self._start()
-        calls = await errand.calls()
+        calls = await self._calls(UPDATING)
         request = pb.UpdateWeightsRequest(update_info_json=info)
         self._require(await calls.order("UpdateWeights", request, errand.longest_s))
 
     async def _start(self) -> None:
         errand = self._errand
         left_open = errand.kept.session_open
-        await errand.step(UPDATING)
-        calls = await errand.calls()
+        calls = await self._calls(UPDATING)
         if left_open:
             # What an update before this one has left open; there may be none any more. It waits
             # for a call of that one which the engine is still at.
@@ -206,6 +205,14 @@ class _Update:
         told = {place for place, one in answers.items() if isinstance(one, Done)}
         async for fact in conclude_update(errand, self._command, None, finished=told):
             yield fact
+
+    async def _calls(self, step: str) -> Calls:
+        """For what the step begins with. Written down first, which finds out whether the order is
+        this process's still. Raises _Failure: its deadline is over."""
+        if self._errand.left_s <= 0:
+            raise _Failure(lapsed(late=True))
+        await self._errand.step(step)
+        return await self._errand.calls()
 
     def _require(self, answers: dict[int, Said]) -> None:
         """Raises _Failure, unless every member has done it."""
