@@ -63,6 +63,13 @@ def engine(
     admin_address: Annotated[
         str, typer.Option(help="Takes orders; the same forms.")
     ] = "127.0.0.1:8768",
+    vllm_control: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Serve vllm.Control there too, to try what speaks to vLLM; this machine alone.",
+        ),
+    ] = None,
     issuer: Annotated[
         str | None, typer.Option(help="Whose tokens are taken: the issuer's URL.")
     ] = None,
@@ -201,6 +208,7 @@ def engine(
             "instance_id": served.instance_id,
             "model": served.model_name,
             "next_weights": served.next_weights,
+            "vllm_control_address": served.vllm_control_address,
         }
         print(
             f"chadburn: engine with {served.model_name}: inference {served.inference_address},"
@@ -229,6 +237,7 @@ def engine(
         max_loras=max_loras,
         inference_address=inference_address,
         admin_address=admin_address,
+        vllm_control_address=vllm_control,
         tokens=tokens,
         inference_tls=tls(None),
         admin_tls=tls(client_ca),

@@ -12,6 +12,7 @@ from app.enginekit.state import EngineState
 
 INFERENCE = "openengine.v1.Inference"
 ADMIN = "openengine.v1.OpenEngineAdmin"
+VLLM_CONTROL = "vllm.Control"
 
 _S = health_pb2.HealthCheckResponse.ServingStatus
 
@@ -36,7 +37,12 @@ class HealthBoard:
 
     async def publish(self) -> None:
         """What holds now, to Check and to Watch."""
-        statuses = {"": _S.SERVING, INFERENCE: self._inference(), ADMIN: self._admin()}
+        statuses = {
+            "": _S.SERVING,
+            INFERENCE: self._inference(),
+            ADMIN: self._admin(),
+            VLLM_CONTROL: self._admin(),
+        }
         for servicer in self._servicers:
             for service, status in statuses.items():
                 await servicer.set(service, status)

@@ -19,7 +19,7 @@ from app.enginekit.auth import BearerInterceptor, Callers
 from app.enginekit.control_service import ControlService
 from app.enginekit.desk import OrderDesk
 from app.enginekit.execution import ExecutionSettings
-from app.enginekit.health import ADMIN, INFERENCE, HealthBoard
+from app.enginekit.health import ADMIN, INFERENCE, VLLM_CONTROL, HealthBoard
 from app.enginekit.inference_service import InferenceService
 from app.enginekit.journal import Journal
 from app.enginekit.listener import Listener
@@ -29,7 +29,9 @@ from app.enginekit.runtime import Runtime, WatchedRuntime
 from app.enginekit.settings import KitSettings, SettingsError, TlsFiles, Verifier
 from app.enginekit.state import EngineState
 from app.enginekit.store import StoreInUse, StoreUnreadable
+from app.enginekit.vllm_service import VllmControlService
 from app.rpc.openengine.v1 import admin_pb2_grpc, openengine_pb2_grpc
+from app.rpc.vllm import control_pb2_grpc as vllm_pb2_grpc
 
 __all__ = [
     "EngineServer",
@@ -56,7 +58,8 @@ def random_id() -> str:
 
 class EngineServer:
     """Serves `runtime`: `Inference` and the harmless part of `Control` on one listener,
-    `OpenEngineAdmin` and all of `Control` on the other, gRPC health on both.
+    `OpenEngineAdmin` and all of `Control` on the other, gRPC health on both; `vllm.Control` on a
+    third where it is wanted.
 
     One use: start once, stop once. Everything happens on the event loop that called `start`.
     """
@@ -89,6 +92,12 @@ class EngineServer:
     @property
     def admin_address(self) -> str:
         return self._running().admin.address
+
+    @property
+    def vllm_control_address(self) -> str | None:
+        """The same; None where it is not served."""
+        listener = self._running().vllm
+        return None if listener is None else listener.address
 
     @property
     def instance_id(self) -> str:
@@ -154,19 +163,21 @@ class EngineServer:
         adapters = AdapterCalls(desk, state, self._capabilities)
         inference = self._inference_listener(state, adapters, board)
         admin = self._admin_listener(state, desk, adapters, board)
+        vllm = self._vllm_listener(state, desk, board)
+        listeners = (inference, admin) if vllm is None else (inference, admin, vllm)
         await state.refresh()
         await board.publish()
         try:
-            for listener in (inference, admin):
+            for listener in listeners:
                 listener.bind()
-            for listener in (inference, admin):
+            for listener in listeners:
                 await listener.start()
         except BaseException:
-            for listener in (inference, admin):
+            for listener in listeners:
                 await listener.stop(0)
             raise
         background = (asyncio.create_task(board.run()), asyncio.create_task(self._observe(state)))
-        return _Served(inference, admin, state, desk, board, background)
+        return _Served(inference, admin, vllm, state, desk, board, background)
 
     def _capabilities(self) -> Capabilities:
         return capabilities_of(self._runtime, self._settings)
@@ -203,6 +214,30 @@ class EngineServer:
         self._add_control(listener, state, adapters, admin=True)
         board.serve_on(listener.server)
         self._reflect(listener, ADMIN, _CONTROL)
+        return listener
+
+    def _vllm_listener(
+        self, state: EngineState, desk: OrderDesk, board: HealthBoard
+    ) -> Listener | None:
+        settings = self._settings
+        if settings.vllm_control_address is None:
+            return None
+        listener = Listener(
+            settings.vllm_control_address,
+            None,
+            interceptors=self._interceptors,
+            max_message_bytes=settings.max_message_bytes,
+        )
+        service = VllmControlService(
+            self._runtime,
+            state,
+            desk,
+            capabilities=self._capabilities,
+            timeout_s=settings.runtime_timeout_s,
+        )
+        vllm_pb2_grpc.add_ControlServicer_to_server(service, listener.server)
+        board.serve_on(listener.server)
+        self._reflect(listener, VLLM_CONTROL)
         return listener
 
     def _judging(
@@ -271,7 +306,7 @@ class EngineServer:
             await served.board.stop()
             served.state.gate.stop("the engine is stopping")
             self._stopping.set()
-            await asyncio.gather(served.inference.stop(grace_s), served.admin.stop(grace_s))
+            await asyncio.gather(*(listener.stop(grace_s) for listener in served.listeners))
             await served.desk.stop()
             for task in served.background:
                 task.cancel()
@@ -291,6 +326,7 @@ class _Served:
         self,
         inference: Listener,
         admin: Listener,
+        vllm: Listener | None,
         state: EngineState,
         desk: OrderDesk,
         board: HealthBoard,
@@ -298,6 +334,8 @@ class _Served:
     ) -> None:
         self.inference = inference
         self.admin = admin
+        self.vllm = vllm
+        self.listeners = (inference, admin) if vllm is None else (inference, admin, vllm)
         self.state = state
         self.desk = desk
         self.board = board

@@ -43,6 +43,7 @@ class KitSettings:
     data_dir: Path  # holds operations.sqlite3; one engine process at a time
     inference_address: str = "127.0.0.1:0"
     admin_address: str = "127.0.0.1:0"
+    vllm_control_address: str | None = None  # `vllm.Control` too; for this machine alone
     inference_verifier: Verifier | None = None  # principals of audience INFERENCE
     admin_verifier: Verifier | None = None  # principals of audience ADMIN
     inference_tls: TlsFiles | None = None
@@ -84,6 +85,11 @@ class KitSettings:
                 raise SettingsError(f"{name}: must be above 0")
         self._check_listener("inference", self.inference_address, self.inference_verifier)
         self._check_listener("admin", self.admin_address, self.admin_verifier)
+        if self.vllm_control_address and not is_local_address(self.vllm_control_address):
+            raise SettingsError(
+                "vllm control listener: that service asks nobody who they are, so it is served on "
+                "a loopback address or a unix socket alone"
+            )
 
     def _check_listener(self, name: str, address: str, verifier: Verifier | None) -> None:
         local = is_local_address(address)

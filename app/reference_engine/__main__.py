@@ -66,6 +66,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     add("--inference-address", default="127.0.0.1:0", help="host:port or unix:/path")
     add("--admin-address", default="127.0.0.1:0", help="host:port or unix:/path")
+    add("--vllm-control", help="serve vllm.Control there too: host:port or unix:/path")
     add("--issuer", help="whose tokens are taken, with both audiences")
     add("--inference-audience")
     add("--admin-audience")
@@ -116,6 +117,7 @@ def settings_of(given: argparse.Namespace) -> EngineSettings:
         max_loras=given.max_loras,
         inference_address=given.inference_address,
         admin_address=given.admin_address,
+        vllm_control_address=given.vllm_control,
         tokens=_tokens(given),
         insecure_loopback=given.insecure_loopback,
         reflection=given.reflection,

@@ -104,6 +104,7 @@ class EngineSettings:
     max_loras: int = 8
     inference_address: str = "127.0.0.1:0"
     admin_address: str = "127.0.0.1:0"
+    vllm_control_address: str | None = None
     tokens: TokenSettings | None = None
     inference_tls: TlsFiles | None = None
     admin_tls: TlsFiles | None = None
@@ -133,6 +134,7 @@ class ServedEngine:
     model_name: str
     rank_pids: tuple[int, ...]
     next_weights: str | None = None
+    vllm_control_address: str | None = None
 
 
 def run_engine(
@@ -179,6 +181,7 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         data_dir=settings.data_dir,
         inference_address=settings.inference_address,
         admin_address=settings.admin_address,
+        vllm_control_address=settings.vllm_control_address,
         inference_verifier=verifier,
         admin_verifier=verifier,
         inference_tls=settings.inference_tls,
@@ -257,6 +260,7 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         model_name=name,
         rank_pids=engine.pids,
         next_weights=None if other is None else str(other),
+        vllm_control_address=server.vllm_control_address,
     )
 
 
