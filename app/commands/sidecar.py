@@ -76,6 +76,13 @@ def vllm(
         list[Path] | None,
         typer.Option(help="Updates may name files below this directory. Repeatable."),
     ] = None,
+    rendezvous_allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT[-PORT]",
+            help="Updates may meet trainers there; HOST is a name or a network. Repeatable.",
+        ),
+    ] = None,
     lora_root: Annotated[
         list[Path] | None,
         typer.Option(help="Adapters may be loaded from below this directory. Repeatable."),
@@ -98,6 +105,7 @@ def vllm(
 ) -> None:
     """Administer a vLLM server, started with VLLM_SERVER_DEV_MODE=1, from beside it."""
     # It takes a while to load, and the other verbs do without it.
+    from app.enginekit.rendezvous import RendezvousRule
     from app.enginekit.settings import KitSettings, SettingsError, TlsFiles
     from app.sidecars.vllm.offer import Allowed
     from app.sidecars.vllm.serving import CannotServe, SidecarSettings, run_sidecar
@@ -107,6 +115,10 @@ def vllm(
     if bool(certificate) != bool(key) or (client_ca and not certificate):
         raise usage("--certificate and --key go together, and --client-ca with both")
     tokens = _tokens(issuer, inference_audience, admin_audience, token_file, inference_token_file)
+    try:
+        rules = tuple(RendezvousRule.parse(text) for text in rendezvous_allow or ())
+    except ValueError as error:
+        raise usage(f"--rendezvous-allow: {error}") from error
     addresses = (inference_address, admin_address)
     tcp = [one for one in addresses if not one.startswith("unix:")]
     if tokens is None and tcp and not insecure_loopback:
@@ -148,6 +160,7 @@ def vllm(
         key=None if engine_key_file is None else _line(engine_key_file),
         allowed=Allowed(
             weights_roots=tuple(weights_root or ()),
+            rendezvous=rules,
             lora_roots=tuple(lora_root or ()),
             unconfigured_sleep=sleep_unconfigured,
         ),

@@ -183,6 +183,7 @@ class VllmDouble:
             ("GET", "/server_info", self.server_info),
             ("GET", "/get_world_size", self.world_size),
             ("POST", "/init_weight_transfer_engine", self.init_transfer),
+            ("POST", "/shutdown_weight_transfer_engine", self.shutdown_transfer),
             ("POST", "/start_weight_update", self.start_update),
             ("POST", "/start_draft_weight_update", self.start_draft),
             ("POST", "/update_weights", self.update_weights),
@@ -336,6 +337,13 @@ class VllmDouble:
         self.model.alive()
         self.model.initialised = True
         return JSONResponse({"message": "Weight transfer initialized"})
+
+    async def shutdown_transfer(self, _: HttpRequest) -> Response:
+        self.model.alive()
+        if self.model.session:
+            raise Failure("a weight update is in progress")
+        self.model.initialised = False
+        return JSONResponse({"message": "Weight transfer shut down"})
 
     async def start_update(self, _: HttpRequest) -> Response:
         self.model.start_update()

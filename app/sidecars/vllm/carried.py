@@ -69,11 +69,16 @@ class Carried:
         return conclusion
 
     async def close(self) -> None:
-        for phase in (self._prepare, self._commit, self._undo):
+        for phase in (*self.phases, self._undo):
             await phase.stop()
 
+    @property
+    def phases(self) -> tuple[Once, ...]:
+        """What a rollback breaks off, in the order in which they come."""
+        return (self._prepare, self._commit)
+
     async def _stop_and_undo(self) -> None:
-        for phase in (self._prepare, self._commit):
+        for phase in self.phases:
             await phase.stop()
         if self.sent:
             await self.undo()

@@ -27,6 +27,7 @@ _ORDERS = (
     "/reset_prefix_cache",
     "/resume",
     "/scale_elastic_ep",
+    "/shutdown_weight_transfer_engine",
     "/sleep",
     "/start_draft_weight_update",
     "/start_profile",

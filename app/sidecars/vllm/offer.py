@@ -19,7 +19,9 @@ from app.domain.kinds import (
     ReconfigurableField,
     ResourceKind,
     WeightSourceKind,
+    WeightTransferBackend,
 )
+from app.enginekit.rendezvous import RendezvousRule
 from app.enginekit.runtime import EngineDescription, Feature
 from app.sidecars.vllm.discovery import Discovered
 
@@ -38,11 +40,13 @@ _LORAS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
     """What an operator lets orders name. Paths are those of the engine, which this process has to
-    see too: it looks at what it orders. Without roots nothing is read. `unconfigured_sleep`:
-    offer release also of an engine that was started without sleep mode, where it gives no memory
-    back and is good for trying things out."""
+    see too: it looks at what it orders. Without roots nothing is read, and without rules of
+    `rendezvous` no trainer is met. `unconfigured_sleep`: offer release also of an engine that was
+    started without sleep mode, where it gives no memory back and is good for trying things out.
+    """
 
     weights_roots: tuple[Path, ...] = ()
+    rendezvous: tuple[RendezvousRule, ...] = ()
     lora_roots: tuple[Path, ...] = ()
     unconfigured_sleep: bool = False
 
@@ -61,7 +65,8 @@ def capabilities_of(found: Discovered, allowed: Allowed) -> Capabilities:
     if resources:
         operations |= {OperationKind.RELEASE_RESOURCES, OperationKind.RESTORE_RESOURCES}
     sources = _sources(found, allowed) if pauses else frozenset()
-    if sources:
+    sessions = _sessions(found, allowed) if pauses else frozenset()
+    if sources or sessions:
         operations.add(OperationKind.UPDATE_WEIGHTS)
     if takes_adapters(found, allowed):
         operations |= {OperationKind.LOAD_LORA, OperationKind.UNLOAD_LORA}
@@ -83,9 +88,9 @@ def capabilities_of(found: Discovered, allowed: Allowed) -> Capabilities:
         # Nor can it be told in time whether such requests are in flight.
         drain_rules=frozenset({DrainRule.WAIT, DrainRule.ABORT}),
         weight_sources=sources,
-        weight_sessions=frozenset(),
-        cache_policies=frozenset(CachePolicy) if sources else frozenset(),
-        components=_components(found) if sources else frozenset(),
+        weight_sessions=sessions,
+        cache_policies=frozenset(CachePolicy) if sources or sessions else frozenset(),
+        components=_components(found) if sources or sessions else frozenset(),
         profiler_kinds=frozenset({ProfilerKind.TORCH}) if profiles else frozenset(),
         reconfigurable=frozenset({ReconfigurableField.DATA_PARALLEL_SIZE})
         if scales
@@ -115,6 +120,13 @@ def _sources(found: Discovered, allowed: Allowed) -> frozenset[str]:
         return frozenset()
     if found.transfer in READS_FILES and allowed.weights_roots:
         return frozenset({WeightSourceKind.DISK})
+    return frozenset()
+
+
+def _sessions(found: Discovered, allowed: Allowed) -> frozenset[str]:
+    """Not by IPC: its handles go to the engine as pickles, which nothing of ours passes on."""
+    if found.has(*_UPDATES) and found.transfer == "nccl" and allowed.rendezvous:
+        return frozenset({WeightTransferBackend.NCCL})
     return frozenset()
 
 

@@ -19,6 +19,7 @@ from app.domain.commands import (
     UpdateWeights,
 )
 from app.domain.kinds import OperationKind
+from app.domain.weight_sessions import Chunk, NcclTransfer, SessionWeights
 from app.domain.weight_sources import DiskWeights
 from app.enginekit.runtime import (
     AbortTally,
@@ -47,6 +48,7 @@ from app.sidecars.vllm.serving_orders import CarriedFlush, CarriedPause, Carried
 from app.sidecars.vllm.streams import Streams, probe
 from app.sidecars.vllm.watching import Watch
 from app.sidecars.vllm.weight_orders import CarriedFiles
+from app.sidecars.vllm.weight_sessions import CarriedSession
 
 # Whose failure says nothing about the weights.
 _HARMLESS = (CarriedPause, CarriedResume, CarriedFlush, CarriedLoad, CarriedUnload)
@@ -88,6 +90,18 @@ class VllmRuntime:
         return load_of(await self._engine.metrics(), self._engine.found.total_blocks or 0)
 
     # ---- orders ----
+
+    async def open_session(self, order: Order, rank: int) -> None:
+        await self._session(order).opened()
+
+    async def stage_chunk(self, order: Order, rank: int, chunk: Chunk) -> None:
+        await self._session(order).staged(chunk)
+
+    def _session(self, order: Order) -> CarriedSession:
+        carried = self._of(order)
+        if not isinstance(carried, CarriedSession):
+            raise RuntimeFault("INTERNAL", "the order does not come in pieces")
+        return carried
 
     async def prepare(self, order: Order, rank: int) -> None:
         await self._of(order).prepared()
@@ -134,6 +148,8 @@ class VllmRuntime:
                 return CarriedRestore(order, command, self._engine)
             case UpdateWeights(source=DiskWeights() as source) as command:
                 return CarriedFiles(order, command, self._engine, source)
+            case UpdateWeights(source=SessionWeights(transfer=NcclTransfer() as way)) as command:
+                return CarriedSession(order, command, self._engine, way)
             case LoadLora() as command:
                 return CarriedLoad(order, command, self._engine)
             case UnloadLora() as command:
