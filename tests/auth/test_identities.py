@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from ssl import CERT_REQUIRED, OP_NO_TICKET, TLSVersion
+from ssl import CERT_REQUIRED, OP_NO_COMPRESSION, OP_NO_TICKET, TLSVersion
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from app.auth.identities.certificates import LiveCertificates, ServerFiles
 from app.auth.identities.known import (
@@ -146,10 +152,12 @@ def test_a_secret_is_no_other_and_not_of_two(tmp_path: Path) -> None:
         with pytest.raises(UnknownEngine):
             known.refuse_unknown(shown)
     for browser, direct in ((True, True), (False, False)):
-        with pytest.raises(IdentityRefused):
+        with pytest.raises(IdentityRefused) as refused:
             known.caller(
                 Showing(peer=HERE, digest=digest_of(SECRET), browser=browser, direct=direct)
             )
+        assert refused.value.identity.name == "i1"
+        assert ("browser" in refused.value.message) == browser
     twin = tmp_path / "twin"
     twin.write_text(f"{SECRET}\n")
     known = identities(tmp_path, SecretFile(twin))
@@ -210,6 +218,7 @@ def test_certificates_as_they_last_were_whole(tmp_path: Path) -> None:
     assert (first.verify_mode, first.minimum_version) == (CERT_REQUIRED, TLSVersion.TLSv1_2)
     assert first.num_tickets == 0
     assert first.options & OP_NO_TICKET
+    assert first.options & OP_NO_COMPRESSION
     assert not live.look()
     assert live.context is first
     authority.issue("localhost")
@@ -217,7 +226,10 @@ def test_certificates_as_they_last_were_whole(tmp_path: Path) -> None:
     second = live.context
     assert second is not first
     whole = key.read_bytes()
-    for text in (another.issue("localhost")[1].read_bytes(), b"", whole):
+    asks = load_pem_private_key(whole, None).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"nobody types it")
+    )
+    for text in (another.issue("localhost")[1].read_bytes(), b"", asks, whole):
         key.write_bytes(text)
         assert not live.look()
         assert live.context is second

@@ -20,7 +20,7 @@ _MAX_BYTES = 16 * 1024
 
 
 def digest_of(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+    return hashlib.sha256(secret.encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)
