@@ -70,7 +70,8 @@ class Discovery:
 
     `facts.pause.by` is the idempotency key of the pause as the engine has it (it may belong to
     anyone), empty when it has none. `troubles`: lower_snake words for what is not well although
-    it answers: `control_unreachable`, `ranks_unwell`, `weights_inconsistent`.
+    it answers: `control_unreachable`, `ranks_unwell`, `weights_inconsistent`, `members_differ`,
+    `serving_without_weights`.
     """
 
     info: JsonObject

@@ -67,6 +67,9 @@ class Backends:
         if dialect is Dialect.VLLM and ranks != list(range(len(members))):
             detail = "the members of an engine have the ranks 0, 1, 2 …"
             raise InvalidArgument(detail, faults=(FieldFault("/members", detail),))
+        if len({member.admin for member in members}) != len(members):
+            detail = "each member of an engine has an address of its own"
+            raise InvalidArgument(detail, faults=(FieldFault("/members", detail),))
         addresses = tuple(
             (f"/members/{place}/{name}", address)
             for place, member in enumerate(members)

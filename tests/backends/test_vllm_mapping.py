@@ -226,6 +226,15 @@ class TestObserving:
         # Memory is there again; what was in it is not.
         assert found.weights is WeightsState.MISSING
 
+    def test_what_an_order_keeps_from_being_read_is_as_before_it(self) -> None:
+        """An adapter that takes long, and an update: the engine then answers no read."""
+        stale = EngineReading((member(paused=None, version=None, loras=None),), stale=True)
+        loading = under_way(LoadLora(name="a", path="/a"))
+        facts = facts_of(loading, stale, NOW)
+        assert (facts.admission, facts.weights.version) == (Admission.OPEN, "v1")
+        pausing = under_way(Pause(mode=PauseMode.ABORT), "pausing")
+        assert facts_of(pausing, stale, NOW).admission is Admission.UNKNOWN
+
     def test_members_that_differ_are_neither_open_nor_paused(self) -> None:
         mixed = reading(member(0, paused=True, sleeping=True), member(1))
         state = observe(Kept(), mixed, NOW)

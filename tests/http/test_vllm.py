@@ -129,7 +129,7 @@ async def test_what_vllm_has_no_call_for_is_not_offered(
 
 @pytest.mark.long
 async def test_members_have_ranks_without_a_gap(gate: Gateway) -> None:
-    body = {
+    body: dict[str, Any] = {
         "id": "other",
         "dialect": "vllm",
         "members": [{"rank": 1, "admin": "127.0.0.1:1", "control": "127.0.0.1:1"}],
@@ -142,4 +142,15 @@ async def test_members_have_ranks_without_a_gap(gate: Gateway) -> None:
         {"rank": 1, "admin": "127.0.0.1:1", "control": "192.0.2.1:1"},
     ]
     answer = await gate.http.post("/v1/engines", json=body, headers=gate.auth())
+    assert answer.json()["errors"][0]["pointer"] == "/members"
+    body["members"][1]["admin"] = "127.0.0.1:2"
+    answer = await gate.http.post("/v1/engines", json=body, headers=gate.auth())
     assert answer.json()["errors"][0]["pointer"] == "/members/1/control"
+
+
+@pytest.mark.long
+async def test_one_process_is_no_two_members(gate: Gateway, members: list[RunningControl]) -> None:
+    for one in members:
+        one.control.instance_id = "the-same"
+    await gate.rooms.fleet.reread(V, 5.0)
+    assert (await gate.get(f"/v1/engines/{V}")).json()["health"]["state"] == "degraded"

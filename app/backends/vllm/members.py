@@ -73,7 +73,12 @@ class Crew:
         """
         members = await _all(self._read_one(place, timeout_s, busy) for place in range(len(self)))
         stale = any(gone for _, gone in members)
-        return EngineReading(tuple(member for member, _ in members), stale)
+        reading = EngineReading(tuple(member for member, _ in members), stale)
+        if len(set(reading.instance_ids)) != len(members):
+            # What is told to both would be done to it twice.
+            log.error("two members of an engine are one process: %s", reading.instance_id)
+            raise EngineSilent(Silence.MALFORMED)
+        return reading
 
     async def _read_one(
         self, place: int, timeout_s: float, busy: bool

@@ -189,7 +189,10 @@ def facts_of(kept: Kept, reading: EngineReading, now: datetime) -> EngineFacts:
 
 def _admission(kept: Kept, reading: EngineReading, way: UnderWay | None) -> Admission:
     if reading.stale:
-        return Admission.PAUSED if kept.pause is not None else Admission.UNKNOWN
+        # As it was read before the order that keeps it from answering.
+        if way is None or way.step in (PAUSING, SLEEPING, WAKING, WITHDRAWING):
+            return Admission.UNKNOWN
+        return Admission.OPEN if kept.pause is None else Admission.PAUSED
     if reading.paused is None:
         return Admission.UNKNOWN
     if not reading.paused:

@@ -135,6 +135,7 @@ class _Update:
             async for fact in self._finish(self._command.weight_version):
                 yield fact
             return
+        session.working()  # so far it was the engine that took its time
         while True:
             try:
                 piece = await session.piece(max(errand.left_s, 0.0))
