@@ -243,3 +243,17 @@ async def test_discarded_weights_come_back_by_an_update(tmp_path: Path) -> None:
         await client.completed(client.resume((await client.profile()).pause_epoch))
         one = client.generate(stopping={"max_tokens": 2})
         assert await one.finish_reason() == "LENGTH"
+
+
+@pytest.mark.long
+async def test_a_backend_that_refuses_before_it_touches_anything(tmp_path: Path) -> None:
+    refusal = (
+        "Call failed: Worker failed with error 'does not fit (weights unchanged)', please check"
+    )
+    async with updatable(tmp_path) as (vllm, client, disk, _):
+        vllm.next("/update_weights", Answer(500, {"error": {"message": refusal}}))
+        failed = await client.failed(client.update("v2", pause="abort", disk=disk))
+        assert failed.effect == pb.FAILURE_EFFECT_ROLLED_BACK
+        state = (await client.profile()).state
+        assert state.weights.state == pb.WEIGHTS_STATE_VALID
+        assert vllm.model.pause_state == "open"

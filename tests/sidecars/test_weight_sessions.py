@@ -12,7 +12,7 @@ import pytest
 from app.enginekit.rendezvous import RendezvousRule
 from app.sidecars.vllm.offer import Allowed
 from tests.doubles.vllm_http import Answer, VllmDouble, running_vllm
-from tests.enginekit.client import Client, pb, refused
+from tests.enginekit.client import Client, pb, refused, until
 from tests.sidecars.checkpoints import checkpoint
 from tests.sidecars.sidecar import administered
 
@@ -98,6 +98,7 @@ async def test_a_session_that_is_called_off_leaves_the_engine_closed(tmp_path: P
         await client.completed(client.pause("abort"))
         stream = await client.begin(begin(client))
         await client.begin(chunk(client, 0))
+        await until(lambda: vllm.orders("/update_weights"))
         await client.begin(stage(client, abort=pb.WeightSessionAbort(reason="enough")))
         end = await stream.end()
         assert end.failed.effect == pb.FAILURE_EFFECT_APPLIED_IN_PART

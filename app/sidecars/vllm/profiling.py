@@ -11,7 +11,7 @@ from app.domain.commands import StartProfile
 from app.enginekit.runtime import ProfileArtifact, RuntimeFault
 from app.sidecars.vllm.engine import VllmEngine
 
-_RANK = re.compile(r"_rank(\d+)\.")
+_RANK = re.compile(r"(?:^|_)rank(\d+)\.")
 _LOOK_S = 0.25
 # A trace of a few tokens has been seen to take a minute and a half to write.
 _EXPORT_S = 3_600.0

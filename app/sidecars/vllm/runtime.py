@@ -184,6 +184,8 @@ class VllmRuntime:
             answer = await engine.http.read("/kv_event_sources")
             wanted = frozenset(request.data_parallel_ranks)
             sources = sources_of(answer, engine.http.url, wanted)
+        if not sources and not wanted:
+            raise _no_events()
         return kv_pb2.GetKvEventSourcesResponse(sources=sources)
 
     def kv_events(

@@ -27,6 +27,7 @@ from app.sidecars.vllm.memory_orders import OPENED_BRIEFLY
 from app.sidecars.vllm.safetensors import BadWeights, WeightsFile, files_at, fits
 from app.sidecars.vllm.serving_orders import flush
 
+_UNCHANGED = "(weights unchanged)"
 _EMPTY = hashlib.sha256(b"").hexdigest()
 _VACUOUS = OperationWarning(
     "EVIDENCE_VACUOUS",
@@ -42,6 +43,8 @@ class Updating(Carried):
         self._command = command
         self._engine = engine
         self._draft = command.components == (Component.DRAFT,)
+        self._before = engine.belief.weights
+        self._unchanged = False
         self._size_bytes = 0
         self._opened = False
         self._evidence: tuple[RankEvidence, ...] = ()
@@ -87,9 +90,18 @@ class Updating(Carried):
             await engine.post(path)
 
     async def piece(self, info: Mapping[str, Any]) -> None:
-        await self._engine.post(
-            "/update_weights", body={"update_info": dict(info)}, within_s=self._left_s
-        )
+        try:
+            await self._engine.post(
+                "/update_weights", body={"update_info": dict(info)}, within_s=self._left_s
+            )
+        except RuntimeFault as fault:
+            self._unchanged = self.says_unchanged(fault)
+            raise
+
+    def says_unchanged(self, fault: RuntimeFault) -> bool:
+        """Whether a refusal proves that nothing was touched. Of vLLM's own backends none does."""
+        del fault
+        return False
 
     async def finish(self) -> None:
         engine, version = self._engine, self._command.weight_version
@@ -107,6 +119,9 @@ class Updating(Carried):
             self._opened = await engine.take(step) or self._opened
 
     async def undo(self) -> None:
+        if self._unchanged:
+            self._engine.believe(replace(self._engine.belief, weights=self._before))
+            return
         raise RuntimeFault(
             "WEIGHTS_INCONSISTENT",
             "the engine's weights are neither the old ones nor the new ones: update it again",
@@ -219,6 +234,12 @@ class CarriedFiles(Updating):
             self.order.report(Progress("loading", number, len(infos), "pieces"))
             await self.piece(info)
         await self.finish()
+
+    def says_unchanged(self, fault: RuntimeFault) -> bool:
+        """The backend `disk` looks at a checkpoint before it touches the model, and says so; of
+        several ranks another one may have gone on."""
+        alone = self._engine.found.world_size == 1 and self._engine.found.transfer == "disk"
+        return alone and fault.reason == "ENGINE_REFUSED" and fault.message.endswith(_UNCHANGED)
 
     def _infos(self) -> list[dict[str, Any]]:
         if self._engine.found.transfer == "file":
