@@ -11,6 +11,7 @@ from typing import Any
 from app.domain.kinds import Component
 from app.domain.operation import Actor
 from app.domain.weight_sessions import Transfer
+from app.domain.weight_sources import DiskWeights
 
 _MOST = 1024
 
@@ -18,11 +19,14 @@ _MOST = 1024
 @dataclass(frozen=True, slots=True)
 class Announced:
     """What a trainer has said of an engine: `transfer` by init, None where it says nothing (from
-    disk). `component`: an update has been started, and begins with its first piece. `shut`: the
-    transfer was shut down since."""
+    disk). `component`: an update has been started, and begins with its first piece; `checkpoint`:
+    that piece, where the engine takes no other and gets it with the finish. `shut`: the transfer
+    was shut down since."""
 
     transfer: Transfer | None = None
     component: Component | None = None
+    checkpoint: DiskWeights | None = None
+    check_finite: bool = False
     shut: bool = False
 
 

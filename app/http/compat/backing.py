@@ -13,9 +13,9 @@ from app.domain.kinds import (
     ProfilerKind,
     ReconfigurableField,
     ResourceKind,
-    WeightSourceKind,
     WeightTransferBackend,
 )
+from app.http.compat.transfers import ways
 
 Backed = Callable[[Capabilities], bool]
 
@@ -50,12 +50,8 @@ def drops_kv(can: Capabilities) -> bool:
 def updates(can: Capabilities) -> bool:
     """A pause is what makes an update safe, so that there is none without."""
     known = {WeightTransferBackend.NCCL.value, WeightTransferBackend.DISK.value}
-    return (
-        pauses(can)
-        and OperationKind.UPDATE_WEIGHTS in can.operations
-        and WeightSourceKind.SESSION in can.weight_sources
-        and not known.isdisjoint(can.weight_sessions)
-    )
+    ordered = OperationKind.UPDATE_WEIGHTS in can.operations
+    return pauses(can) and ordered and not known.isdisjoint(ways(can))
 
 
 def updates_drafts(can: Capabilities) -> bool:

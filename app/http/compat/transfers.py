@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from app.domain.capabilities import Capabilities
 from app.domain.errors import UnsupportedOperation
-from app.domain.kinds import TensorDtype, WeightTransferBackend
+from app.domain.kinds import TensorDtype, WeightSourceKind, WeightTransferBackend
 from app.domain.tensors import TensorSpec
 from app.domain.weight_sessions import (
     DiskChunk,
@@ -19,22 +20,34 @@ from app.domain.weight_sessions import (
     Payload,
     Transfer,
 )
+from app.domain.weight_sources import DiskWeights, FileDigest
 from app.http.compat.asked import field
 from app.http.compat.refusals import BadBody
 
 _GROUP = ("master_address", "master_port", "rank_offset", "world_size")
 _TENSORS = ("names", "dtype_names", "shapes")
 _PACKED = ("packed", "packed_buffer_size_bytes", "packed_num_buffers")
-_ON_DISK = ("path", "check_finite")
+_ON_DISK = ("path", "files", "check_finite")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One `update_info`. `transfer`: how it travels, where only the piece says so (from disk)."""
+    """One `update_info`. `transfer`: how it travels, where only the piece says so (from disk);
+    `checkpoint`: the same as a source by itself."""
 
     payload: Payload
     transfer: Transfer | None = None
+    checkpoint: DiskWeights | None = None
     check_finite: bool = False
+
+
+def ways(can: Capabilities) -> frozenset[str]:
+    """How weights travel to the engine, by sessions or as one order."""
+    found = frozenset(can.weight_sessions) if WeightSourceKind.SESSION in can.weight_sources else []
+    whole = (
+        {WeightTransferBackend.DISK.value} if WeightSourceKind.DISK in can.weight_sources else []
+    )
+    return frozenset(found) | frozenset(whole)
 
 
 def transfer_of(init_info: Mapping[str, Any], offered: Collection[str]) -> Transfer | None:
@@ -68,7 +81,12 @@ def piece_of(update_info: Any, transfer: Transfer | None) -> Piece:
     if not path.is_absolute() or not path.name:
         raise BadBody("update_info.path must be the absolute path of a file or folder")
     finite = field(update_info, "check_finite", bool, default=False, within="body.update_info")
-    return Piece(DiskChunk((path.name,)), DiskTransfer(str(path.parent)), finite)
+    digests = field(update_info, "files", dict, default={}, within="body.update_info")
+    if not all(isinstance(digest, str) for digest in digests.values()):
+        raise BadBody("update_info.files must give a SHA-256 for each file")
+    named = tuple(FileDigest(name, digest) for name, digest in digests.items())
+    whole = DiskWeights(str(path), named)
+    return Piece(DiskChunk((path.name,)), DiskTransfer(str(path.parent)), whole, finite)
 
 
 def _broadcast(info: Mapping[str, Any]) -> NcclChunk:

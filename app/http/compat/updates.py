@@ -16,16 +16,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from app.domain.commands import UnderPause, UpdateWeights, command_of
-from app.domain.errors import ChunkOutOfOrder, DrainRunning, NotPaused, ResourcesReleased
+from app.domain.errors import ChunkOutOfOrder
 from app.domain.facts import EngineFacts
 from app.domain.kinds import (
-    Admission,
-    CachePolicy,
     Component,
     OperationKind,
     OperationState,
-    PauseMode,
-    ResourceKind,
     WeightTransferBackend,
 )
 from app.domain.operation import Operation
@@ -43,9 +39,16 @@ from app.domain.weight_sessions import (
 )
 from app.http.compat.announcements import Announced
 from app.http.compat.asked import Asked, field
+from app.http.compat.checkpoints import (
+    UNNAMED,
+    cache_policy_under,
+    keep_whole,
+    refuse_unless_still,
+    update_by,
+)
 from app.http.compat.giving import CompatCall
 from app.http.compat.refusals import BadBody, OrderFailed, WouldHarm
-from app.http.compat.transfers import Piece, piece_of, transfer_of
+from app.http.compat.transfers import Piece, piece_of, transfer_of, ways
 from app.http.records import caller_of
 from app.http.refusals import Closing
 from app.operations.sessions import StageRequest, is_staged
@@ -55,8 +58,6 @@ _PREFIX = "vllm-"
 _LEASE_MS = 600_000
 """A trainer that says nothing for so long is gone, and the engine must not stay as it left it."""
 _JOIN_S = 1800.0
-_UNNAMED = "default"
-"""What vLLM calls weights that nobody has named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def finish_asked(asked: Asked) -> str | None:
 async def init(call: CompatCall, init_info: Mapping[str, Any]) -> None:
     """Where engines join a group by a call of its own, this is it: whoever opens the group waits
     for them in theirs."""
-    transfer = transfer_of(init_info, call.can.weight_sessions)
+    transfer = transfer_of(init_info, ways(call.can))
     if isinstance(transfer, NcclTransfer):
         transfer.check_ranks(call.can.world_size)
         caller = caller_of(call.request, call.who, f"vLLM endpoint {call.name}")
@@ -131,7 +132,7 @@ async def _start(call: CompatCall, component: Component) -> None:
         return  # the same call once more, and nothing has come since
     announced = await _announced(call)
     facts = await call.facts()
-    _refuse_unless_still(facts)
+    refuse_unless_still(facts)
     if announced.transfer is not None:
         await _begin(call, announced.transfer, component, facts, check_finite=False)
     else:
@@ -148,8 +149,13 @@ async def update(call: CompatCall, update_info: Any) -> None:
         piece = piece_of(update_info, None)
         assert piece.transfer is not None
         facts = await call.facts()
-        _refuse_unless_still(facts)
+        refuse_unless_still(facts)
         component, finite = announced.component, piece.check_finite
+        if WeightTransferBackend.DISK not in call.can.weight_sessions:
+            keep_whole(call, announced, piece)
+            return
+        if piece.checkpoint is not None and piece.checkpoint.digests:
+            raise BadBody("update_info.files goes with a checkpoint that is taken as a whole")
         found = await _begin(call, piece.transfer, component, facts, check_finite=finite)
         call.house.announcements.keep(call.engine.id, call.actor, Announced())
     else:
@@ -168,7 +174,11 @@ async def update(call: CompatCall, update_info: Any) -> None:
 async def finish(call: CompatCall, version: str | None) -> None:
     found = await _open(call)
     if found is None:
-        await _finished_already(call, version)
+        announced = call.house.announcements.of(call.engine.id, call.actor)
+        if announced is not None and announced.checkpoint is not None:
+            await update_by(call, announced, announced.checkpoint, version)
+        else:
+            await _finished_already(call, version)
         return
     taken = await call.house.ledger.stages.taken(found.operation.id)
     operation = await _go_on(call, found, CommitSession(taken.chunks, version), "finish")
@@ -198,15 +208,11 @@ async def _begin(
 ) -> _Open:
     """Waited for until the engine has taken it on. What comes after that is told by the pieces."""
     session_id = f"{_PREFIX}{call.house.new_id()}"
-    # What is frozen goes on from what it has; otherwise the pause was to clear the cache, and not
-    # every engine can be told so at a pause.
-    frozen = facts.pause is not None and facts.pause.mode is PauseMode.KEEP
-    keeps = frozen and CachePolicy.KEEP in call.can.cache_policies
     command = UpdateWeights(
         source=SessionWeights(session_id, transfer, _LEASE_MS),
         # What it is called is said at the end; until then, and without that, it stays.
-        weight_version=facts.weights.version or _UNNAMED,
-        cache_policy=CachePolicy.KEEP if keeps else CachePolicy.FLUSH,
+        weight_version=facts.weights.version or UNNAMED,
+        cache_policy=cache_policy_under(call, facts),
         admission=UnderPause(facts.pause_epoch or None),
         components=(component,),
         check_finite=check_finite,
@@ -265,7 +271,7 @@ async def _announced(call: CompatCall) -> Announced:
         transfer = cast("SessionWeights", begun.source).transfer
         if isinstance(transfer, NcclTransfer):
             return Announced(transfer)
-    if WeightTransferBackend.DISK in call.can.weight_sessions:
+    if WeightTransferBackend.DISK in ways(call.can):
         return Announced()  # of files nothing has to be said before
     raise WouldHarm("Weight transfer not initialized. Call init_weight_transfer_engine first.")
 
@@ -276,7 +282,9 @@ async def _finished_already(call: CompatCall, version: str | None) -> None:
     if announced is not None and announced.component is not None:
         raise WouldHarm("no weights were sent since start_weight_update")
     latest = await call.latest(OperationKind.UPDATE_WEIGHTS)
-    if latest is not None and (session_id_of(latest) or "").startswith(_PREFIX):
+    if latest is not None and (latest.reason or "").startswith("vLLM endpoint"):
+        if not latest.done:
+            latest = await call.ended(latest)
         told = (latest.result or {}).get("weight_version")
         succeeded = latest.state is OperationState.SUCCEEDED
         same = succeeded and version in (None, told)
@@ -290,13 +298,3 @@ def _piece_for(found: _Open, update_info: Any) -> Piece:
     if piece.transfer is not None and piece.transfer != found.transfer:
         raise BadBody("the pieces of one update from disk lie in one folder")
     return piece
-
-
-def _refuse_unless_still(facts: EngineFacts) -> None:
-    """vLLM would begin, and its next step find half of a model. Raises FailedPrecondition."""
-    if facts.admission is Admission.DRAINING:
-        raise DrainRunning("a pause is still waiting for requests: wait for its end")
-    if facts.admission is not Admission.PAUSED:
-        raise NotPaused("the engine is not paused: pause it before its weights are updated")
-    if ResourceKind.WEIGHTS in facts.released:
-        raise ResourcesReleased("the weights are asleep: wake them up first")

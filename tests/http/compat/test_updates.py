@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from app.domain.kinds import PauseMode
+from app.domain.kinds import PauseMode, WeightSourceKind
 from tests.doubles.engine import running_engine
 from tests.enginekit.client import until as settled
 from tests.enginekit.minimal_engine import fault, until
-from tests.http.compat.layered import Layered, LayeredEngine
+from tests.http.compat.layered import Layered, LayeredEngine, layered
 from tests.http.full import full_engine
 from tests.http.gateway import gateway
 
@@ -244,3 +245,48 @@ async def test_drafts_are_another_component(vllm: Layered) -> None:
     await vllm.does("/update_weights", PIECE)
     await vllm.does("/finish_weight_update")
     assert (await vllm.operations())[-1]["request"]["components"] == ["draft"]
+
+
+class WholeEngine(LayeredEngine):
+    """Takes a checkpoint by one order, and no pieces."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        disk = frozenset({WeightSourceKind.DISK.value})
+        self.offered = replace(self.offered, weight_sources=disk, weight_sessions=frozenset())
+
+
+@pytest.mark.long
+async def test_an_engine_that_takes_checkpoints_whole(tmp_path: Path) -> None:
+    async with layered(tmp_path, engine=WholeEngine) as vllm:
+        await begun(vllm)
+        digest = "ab" * 32
+        info = {"path": "/weights/step-1", "files": {"model.safetensors": digest}}
+        for _ in range(2):
+            await vllm.does("/update_weights", {"update_info": info})
+        other = await vllm.post("/update_weights", PIECE)
+        assert other.status_code == 400
+        assert await vllm.kinds() == ["pause"]
+        finish = {"weight_version": "step-1"}
+        answers = await asyncio.gather(*(vllm.post("/finish_weight_update", finish) for _ in "ab"))
+        assert {answer.status_code for answer in answers} == {200}
+        await vllm.does("/finish_weight_update", finish)
+        await vllm.does("/resume")
+        assert await vllm.kinds() == ["pause", "update_weights", "resume"]
+        update = (await vllm.operations())[1]
+        assert update["request"]["source"] == {
+            "disk": {
+                "path": "/weights/step-1",
+                "digests": [{"name": "model.safetensors", "sha256": digest}],
+            }
+        }
+        assert await vllm.reads("/weight_info") == {"weight_version": "step-1"}
+        # One that fails is over, and nothing of it stays behind.
+        await begun(vllm)
+        await vllm.does("/update_weights", {"update_info": {"path": "/part"}})
+        vllm.engine.script("prepare", fault)
+        assert (await vllm.post("/finish_weight_update")).status_code == 500
+        vllm.engine.scripts.clear()
+        assert (await vllm.post("/finish_weight_update")).status_code == 409
+        group = await vllm.post("/init_weight_transfer_engine", {"init_info": GROUP})
+        assert group.status_code == 501

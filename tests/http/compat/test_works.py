@@ -222,7 +222,7 @@ def test_pieces_of_a_group_that_are_none(info: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "info", [{}, {"path": "x"}, {"path": "/"}, {"path": "/x", "files": {}}, "x", TENSORS]
+    "info", [{}, {"path": "x"}, {"path": "/"}, {"path": "/x", "files": {"a": 1}}, "x", TENSORS]
 )
 def test_pieces_on_disk_that_are_none(info: Any) -> None:
     with pytest.raises((Invalid, BadBody)):
