@@ -115,3 +115,16 @@ async def fast_model_actuation(wire: Wire) -> list[bool]:
         answer = (await wire.get("is_sleeping")).raise_for_status()
         told.append(bool(answer.json()["is_sleeping"]))
     return told
+
+
+async def colocated(wire: Wire, step: Step) -> list[str]:
+    """A trainer on the engine's own devices, as SkyRL and verl do it: all memory given up while it
+    trains, weights taken back first and filled, then the cache. What each wake-up answered."""
+    await wire.checked("sleep?level=2")
+    told = [(await wire.checked("wake_up?tags=weights")).json()["status"]]
+    await wire.checked("start_weight_update")
+    for piece in step.pieces:
+        await wire.checked("update_weights", {"update_info": piece})
+    await wire.checked("finish_weight_update", {"weight_version": step.version})
+    told.append((await wire.checked("wake_up?tags=kv_cache")).json()["status"])
+    return told

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from app.rpc.vllm import control_pb2 as pb
-from tests.doubles.trainers import Step, Wire, fast_model_actuation, skyrl, trl
+from tests.doubles.trainers import Step, Wire, colocated, fast_model_actuation, skyrl, trl
 from tests.doubles.vllm_control import VllmControl, running_controls
 from tests.enginekit.client import until as settled
 from tests.http.gateway import ENGINE_ID, Gateway, gateway
@@ -149,6 +149,15 @@ async def test_a_group_is_joined_by_one_of_many_calls(vllm: Behind) -> None:
     assert busy.status_code == 503
     goes.set()
     assert (await pausing).status_code == 200
+
+
+async def test_colocated(vllm: Behind) -> None:
+    group = {"master_address": "::1", "master_port": 29500, "rank_offset": 1, "world_size": 2}
+    await vllm.does("init_weight_transfer_engine", {"init_info": group})
+    tensors = {"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[2]]}
+    told = await colocated(Wire(vllm.http), Step("step-1", [tensors]))
+    assert told == ["sleeping", "awake"]
+    assert vllm.control.generate() == "tokens"
 
 
 async def test_a_group_that_is_not_joined(vllm: Behind) -> None:

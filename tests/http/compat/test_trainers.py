@@ -10,6 +10,7 @@ import pytest
 from tests.doubles.trainers import (
     Step,
     Wire,
+    colocated,
     fast_model_actuation,
     prime_rl,
     skyrl,
@@ -90,6 +91,14 @@ async def test_prime_rl(vllm: Layered, http: httpx2.AsyncClient, times: int) -> 
         await prime_rl(Wire(http, times), own)
     assert await vllm.reads("/is_paused") == {"is_paused": False}
     assert await vllm.reads("/weight_info") == {"weight_version": "step-1"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("times", [1, 2])
+async def test_colocated(vllm: Layered, http: httpx2.AsyncClient, times: int) -> None:
+    assert await colocated(Wire(http, times), ONE) == ["sleeping", "awake"]
+    assert await vllm.reads("/weight_info") == {"weight_version": "step-1"}
+    assert await vllm.reads("/is_paused") == {"is_paused": False}
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.long)])
