@@ -33,8 +33,9 @@ class EngineDied(Exception):
 
 class VllmControl(control_pb2_grpc.ControlServicer):
     """`missing`: RPCs it does not have. `fails`: code and text of the next calls of an RPC.
-    `hangs`: RPCs that never answer, until their event is set. `loses`: RPCs that are carried out
-    and whose reply does not come. `calls`: what was called, with its message, in order."""
+    `hangs`: RPCs that never answer, until their event is set; `stalls`: the same, once they are
+    carried out. `loses`: RPCs that are carried out and whose reply does not come. `calls`: what was
+    called, with its message, in order."""
 
     def __init__(self, *, rank: int = 0, replicas: int = 1, version: str = "0.32.0") -> None:
         self.rank, self.replicas, self.version = rank, replicas, version
@@ -47,6 +48,7 @@ class VllmControl(control_pb2_grpc.ControlServicer):
         self.missing: set[str] = set()
         self.fails: dict[str, list[tuple[C, str]]] = {}
         self.hangs: dict[str, asyncio.Event] = {}
+        self.stalls: dict[str, asyncio.Event] = {}
         self.loses: set[str] = set()
         self.calls: list[tuple[str, Any]] = []
         self.stopped = asyncio.Event()
@@ -129,6 +131,8 @@ class VllmControl(control_pb2_grpc.ControlServicer):
                 answer = await act()
         except _Said as said:
             await context.abort(said.code, said.text)
+        if (stalling := self.stalls.get(rpc)) is not None:
+            await stalling.wait()
         if rpc in self.loses:
             self.loses.discard(rpc)
             await context.abort(C.UNAVAILABLE, "Socket closed")

@@ -458,6 +458,40 @@ async def test_the_engine_restarted_in_mid_update(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+async def test_one_of_two_members_restarted_in_mid_update(tmp_path: Path) -> None:
+    """The other one has weights that are neither old nor new."""
+    async with vllm_gateway(tmp_path, 2) as gateway:
+        order = await gateway.give(session())
+        await go_on(gateway, chunk())
+        await begun(gateway, order, "staged")
+        await gateway.controls[1].restart()
+        await go_on(gateway, chunk(1))
+        ended = await gateway.end_of(order)
+        assert (reason(ended), ended.error and ended.error.ranks) == ("ENGINE_RESTARTED", (1,))
+        facts = await gateway.facts()
+        assert facts.weights.state is WeightsState.INCONSISTENT
+        assert gateway.engine.paused
+        assert gateway.engine.weights == "half"
+        with pytest.raises(WeightsNotValid):
+            await gateway.give(Resume(pause_epoch=facts.pause_epoch))
+
+
+@pytest.mark.long
+async def test_no_start_at_a_process_that_was_not_prepared(tmp_path: Path) -> None:
+    async with vllm_gateway(tmp_path) as gateway:
+        await gateway.carry_out(Pause(mode=PauseMode.ABORT))
+        order = await gateway.give(session(cache_policy=CachePolicy.KEEP))
+        await begun(gateway, order)
+        await until(lambda: bool(gateway.engine.named("InitWeightTransferEngine")))
+        await gateway.controls[0].restart()
+        await go_on(gateway, chunk())
+        assert reason(await gateway.end_of(order)) == "ENGINE_RESTARTED"
+        assert "StartWeightUpdate" not in gateway.engine.orders
+        facts = await gateway.facts()
+        assert (facts.weights.state, facts.admission) == (WeightsState.VALID, Admission.OPEN)
+
+
+@pytest.mark.long
 async def test_facts_while_a_chunk_keeps_the_engine_from_answering(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         order = await gateway.give(session())

@@ -21,7 +21,7 @@ from app.backends.vllm.members import Calls, Crew, EngineDead
 from app.backends.vllm.notes import Notes, Overtaken
 from app.backends.vllm.observing import PAUSING, WITHDRAWING, observe
 from app.backends.vllm.readings import EngineReading
-from app.backends.vllm.refusals import dead, refused
+from app.backends.vllm.refusals import dead, refused, restarted
 from app.backends.vllm.statuses import Done, Lost, Refused, Said
 from app.backends.vllm.verdicts import (
     NoEffect,
@@ -29,6 +29,7 @@ from app.backends.vllm.verdicts import (
     Verdict,
     ended,
     first_error,
+    restarts,
     verdict,
 )
 from app.domain.kinds import FailureEffect, PauseMode
@@ -274,6 +275,9 @@ async def _withdraw(errand: Errand) -> Verdict | None:
         reading = await errand.read()
     except EngineDead:
         return ended(errand.kept, Failed(error=dead()))
+    anew = restarts(errand.kept, reading)
+    if anew:
+        return ended(errand.kept, Failed(error=restarted(reading.ranks(anew))))
     if reading.paused is not False:
         await errand.step(PAUSING)
         return None

@@ -28,9 +28,12 @@ SLEEPING = "sleeping"
 WAKING = "waking"
 PREPARING = "preparing"
 BEGUN = "begun"
+STARTING = "starting"
 UPDATING = "updating"
 FINISHING = "finishing"
 RESUMING = "resuming"
+TOUCHED = frozenset({STARTING, UPDATING, FINISHING})
+"""In these an update has, or may have, touched the weights."""
 WITHDRAWING = "withdrawing"
 SENDING = "sending"
 
@@ -55,7 +58,7 @@ def left_behind(kept: Kept, reading: EngineReading) -> Kept:
     way = kept.under_way
     assert way is not None
     after = kept.over(None)
-    if way.kind is OperationKind.UPDATE_WEIGHTS and way.step in (UPDATING, FINISHING):
+    if way.kind is OperationKind.UPDATE_WEIGHTS and way.step in TOUCHED:
         spoilt = replace(after, weights=WeightsState.INCONSISTENT, session_open=True)
         return spoilt.changed()
     if way.kind is OperationKind.RELEASE_RESOURCES and _any_asleep(reading):
@@ -215,7 +218,7 @@ def _drains(way: UnderWay) -> bool:
 
 
 def _weights(kept: Kept, way: UnderWay | None) -> WeightsState:
-    updating = way is not None and way.step in (UPDATING, FINISHING)
+    updating = way is not None and way.step in TOUCHED
     return WeightsState.UPDATING if updating else kept.weights
 
 

@@ -30,6 +30,7 @@ OPENED = OperationWarning(
     "ADMISSION_OPENED_BRIEFLY",
     "with its last resource the engine let requests in, until it was paused again",
 )
+_TRIES = 3
 _PAUSE = pb.PauseGenerationRequest(mode=pb.PAUSE_MODE_KEEP, clear_cache=False)
 
 
@@ -50,8 +51,10 @@ async def restore(errand: Errand, command: RestoreResources) -> AsyncGenerator[F
     if all(isinstance(one, Refused) for one in answers.values()):
         await errand.give_up(EngineRefused(first_error(answers)))
     if todo == errand.kept.released:
-        # At once, on the lines that are up: each moment more lets requests in.
-        await calls.order("PauseGeneration", _PAUSE, READ_S)
+        # At once, on the lines that are up: each moment more lets requests in. What has not
+        # answered may be another process by now, and is looked at first.
+        awake = [place for place, one in answers.items() if isinstance(one, Done)]
+        await calls.order("PauseGeneration", _PAUSE, READ_S, awake)
         yield Warned(warning=OPENED)
     async for fact in conclude_restore(errand, command, answers):
         yield fact
@@ -67,10 +70,12 @@ async def conclude_restore(
     try:
         reading = await errand.read()
         awake = _awake(reading)
-        if last and reading.paused is not True and not restarts(errand.kept, reading):
+        for attempt in range(_TRIES):
+            if not last or reading.paused is True or restarts(errand.kept, reading):
+                break
             calls = await errand.calls()
             await calls.order("PauseGeneration", _PAUSE, READ_S)
-            if answers is None:
+            if answers is None and not attempt:
                 yield Warned(warning=OPENED)
             reading = await errand.read()
     except EngineDead:

@@ -11,7 +11,14 @@ from app.backends.port import OutcomeLost
 from app.backends.vllm.errands import READ_S, Errand
 from app.backends.vllm.kept import HeldPause, Kept
 from app.backends.vllm.members import EngineDead
-from app.backends.vllm.observing import FINISHING, PAUSING, RESUMING, UPDATING, WITHDRAWING
+from app.backends.vllm.observing import (
+    FINISHING,
+    PAUSING,
+    RESUMING,
+    STARTING,
+    TOUCHED,
+    WITHDRAWING,
+)
 from app.backends.vllm.readings import EngineReading
 from app.backends.vllm.refusals import dead, restarted, unknown
 from app.backends.vllm.verdicts import Verdict, ended, restarts
@@ -47,10 +54,8 @@ async def conclude_update(
         async for fact in errand.end(_spoilt(errand.kept, dead())):
             yield fact
         return
-    anew = restarts(errand.kept, reading)
-    if anew:
-        gone = ended(errand.kept, Failed(error=restarted(reading.ranks(anew))))
-        async for fact in errand.end(gone):
+    if restarts(errand.kept, reading):
+        async for fact in errand.end(_restarted(errand.kept, reading)):
             yield fact
         return
     way = errand.kept.under_way
@@ -70,7 +75,7 @@ async def conclude_update(
         async for fact in _resume(errand, command):
             yield fact
         return
-    if way.step in (UPDATING, FINISHING):
+    if way.step in TOUCHED:
         yield Warned(warning=LEFT_PAUSED)
         spoilt = error or _broken_off(called_off, why)
         async for fact in errand.end(_spoilt(errand.kept, spoilt)):
@@ -101,6 +106,25 @@ def _valid(kept: Kept, command: UpdateWeights, version: str) -> Kept:
     ).changed()
 
 
+def _restarted(kept: Kept, reading: EngineReading) -> Verdict:
+    """A new process has whole weights, those that it was started with. Not so a member that is the
+    old one yet, nor a new one that the start may have gone to."""
+    way = kept.under_way
+    assert way is not None
+    anew = restarts(kept, reading)
+    error = restarted(reading.ranks(anew))
+    some_stay = len(anew) < len(reading.members)
+    if way.step == STARTING or (way.step in TOUCHED and some_stay):
+        known = replace(
+            kept,
+            instance_ids=reading.instance_ids,
+            pause_epoch=kept.pause_epoch + 1,
+            release_epoch=kept.release_epoch + 1,
+        )
+        return _spoilt(known, error)
+    return ended(kept, Failed(error=error))
+
+
 def _spoilt(kept: Kept, error: OperationError) -> Verdict:
     error = replace(error, effect=FailureEffect.APPLIED_IN_PART)
     after = replace(kept, weights=WeightsState.INCONSISTENT, session_open=True).changed()
@@ -111,13 +135,15 @@ async def _resume(errand: Errand, command: UpdateWeights) -> AsyncGenerator[Fact
     """The new weights are in place. Lifts the pause that the order has made, and no other."""
     way = errand.kept.under_way
     assert way is not None
-    if not _own(errand.kept) or await _lift(errand):
-        after = errand.kept
-    else:
-        after = errand.kept
+    if _own(errand.kept) and not await _lift(errand):
+        if restarts(errand.kept, errand.reading):
+            async for fact in errand.end(_restarted(errand.kept, errand.reading)):
+                yield fact
+            return
         yield Warned(
             warning=OperationWarning("PAUSE_NOT_LIFTED", "the engine is paused still: resume it")
         )
+    after = errand.kept
     before = cast("str | None", way.request.get(BEFORE))
     names: list[JsonValue] = [component.value for component in command.components]
     result: dict[str, JsonValue] = {
@@ -151,6 +177,9 @@ async def _untouched(
     if mine:
         if await _lift(errand):
             effect = FailureEffect.ROLLED_BACK
+        elif anew := restarts(errand.kept, errand.reading):
+            error, called_off = restarted(errand.reading.ranks(anew)), False
+            effect = FailureEffect.UNKNOWN
         else:
             effect = FailureEffect.APPLIED_IN_PART
             if errand.kept.pause is None:
@@ -179,7 +208,8 @@ def _mode(errand: Errand) -> PauseMode:
 
 
 async def _lift(errand: Errand) -> bool:
-    """Open admission; whether it is open. Raises OutcomeLost: that can't be read."""
+    """Open admission; whether it is open, in the processes that were paused. Raises OutcomeLost:
+    that can't be read."""
     if errand.reading.paused is not False:
         calls = await errand.calls()
         await calls.order("ResumeGeneration", pb.ResumeGenerationRequest(), READ_S)
@@ -187,7 +217,7 @@ async def _lift(errand: Errand) -> bool:
             await errand.read()
         except EngineDead as gone:
             raise OutcomeLost("the engine died when it was resumed") from gone
-    if errand.reading.paused is not False:
+    if errand.reading.paused is not False or restarts(errand.kept, errand.reading):
         return False
     if errand.kept.pause is not None:
         await errand.write(replace(errand.kept, pause=None).changed())

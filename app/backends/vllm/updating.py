@@ -21,6 +21,7 @@ from app.backends.vllm.observing import (
     FINISHING,
     PAUSING,
     PREPARING,
+    STARTING,
     UPDATING,
 )
 from app.backends.vllm.payloads import init_infos, update_info
@@ -34,7 +35,7 @@ from app.backends.vllm.update_ends import (
     lapsed,
     miscounted,
 )
-from app.backends.vllm.verdicts import first_error
+from app.backends.vllm.verdicts import first_error, restarts
 from app.domain.commands import PauseAround, UpdateWeights
 from app.domain.kinds import (
     CachePolicy,
@@ -176,7 +177,9 @@ class _Update:
     async def _start(self) -> None:
         errand = self._errand
         left_open = errand.kept.session_open
-        calls = await self._calls(UPDATING)
+        # Of all calls this one does harm to an engine that the order was not prepared at.
+        await self._same_processes()
+        calls = await self._calls(STARTING)
         if left_open:
             # What an update before this one has left open; there may be none any more. It waits
             # for a call of that one which the engine is still at.
@@ -192,6 +195,16 @@ class _Update:
         if not left_open and all(isinstance(one, Refused) for one in answers.values()):
             await errand.step(BEGUN)  # judged, and nothing begun
         self._require(answers)
+        await self._same_processes()
+
+    async def _same_processes(self) -> None:
+        """Raises _Failure: there is another one, and what is read decides."""
+        try:
+            await self._errand.read()
+        except EngineDead as gone:
+            raise _Failure(dead()) from gone
+        if restarts(self._errand.kept, self._errand.reading):
+            raise _Failure(None, "the engine was restarted")
 
     async def _finish(self, version: str) -> AsyncGenerator[Fact, None]:
         errand = self._errand
