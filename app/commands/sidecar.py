@@ -29,6 +29,9 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+# Each look costs the engine's server some milliseconds.
+_OBSERVE_S = 2.0
+
 Url = Annotated[str, typer.Option(help="The engine's server: http://host:port.")]
 
 
@@ -151,6 +154,7 @@ def vllm(
             inference_tls=tls(None),
             admin_tls=tls(client_ca),
             insecure_loopback=tokens is None,
+            observe_interval_s=_OBSERVE_S,
         )
     except SettingsError as error:
         raise usage(str(error)) from error

@@ -151,3 +151,38 @@ async def test_somebody_else_pauses_and_resumes(tmp_path: Path) -> None:
 
 async def _admission(client: Client, wanted: str) -> bool:
     return await client.admission() == wanted
+
+
+@pytest.mark.long
+async def test_a_version_that_turns_new_requests_away(tmp_path: Path) -> None:
+    """0.33, and a pause by somebody else that has not been seen yet."""
+    async with (
+        running_vllm(checkpoint(tmp_path / "model", 1), model={"flavour": 33}) as vllm,
+        administered(vllm, tmp_path / "data", look_s=60) as (_, client),
+    ):
+        await vllm.model.pause("abort")
+        refusal = await client.generate(stopping={"max_tokens": 3}).refused()
+        assert (refusal.code.name, refusal.reason) == ("UNAVAILABLE", "DRAINING")
+
+
+@pytest.mark.long
+async def test_a_drain_that_somebody_resumes_is_none(tmp_path: Path) -> None:
+    """vLLM answers in the end that it is paused, and is not."""
+    async with (
+        running_vllm(checkpoint(tmp_path / "model", 1)) as vllm,
+        administered(vllm, tmp_path / "data", look_s=60) as (_, client),
+    ):
+        request = await asked(vllm, "a", tokens=400)
+        drain = await client.begin(client.pause("drain"))
+        await until(lambda: vllm.model.mode == "wait")
+        vllm.model.resume()
+        end = await drain.end()
+        assert end.failed.reason == "PAUSE_NOT_SEEN"
+        assert await request == "length"
+        assert await client.admission() == "open"
+
+
+def test_calls_that_make_a_worker_do_anything_are_not_there() -> None:
+    """One that runs out of time gives its answer to the next."""
+    folder = Path(__file__).parents[2] / "app" / "sidecars"
+    assert not [file for file in folder.rglob("*.py") if "collective_rpc" in file.read_text()]

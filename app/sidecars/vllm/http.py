@@ -118,11 +118,14 @@ class VllmHttp:
                     await asyncio.sleep(0)
                     if not sending.done():
                         raise Died("the engine ended while it was carrying this out")
-            return _accepted(sending.result())
+            answer = sending.result()
         finally:
             if not sending.done():
                 sending.cancel()
                 await asyncio.wait({sending})
+        if answer.status >= 500 and not await self.alive():
+            raise Died("the engine has ended")
+        return _accepted(answer)
 
     async def alive(self) -> bool:
         """As the server sees its engine. Not in time: true, since a busy server is not a dead one,

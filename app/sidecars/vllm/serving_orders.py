@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import replace
 
 from app.domain.commands import FlushCaches, Pause
 from app.domain.kinds import CacheKind, PauseMode
+from app.domain.operation import Progress
 from app.enginekit.runtime import Conclusion, Flushed, Order, RuntimeFault
 from app.sidecars.vllm.answers import Sleeping, flushed
 from app.sidecars.vllm.belief import MODES
@@ -13,6 +16,8 @@ from app.sidecars.vllm.carried import Carried
 from app.sidecars.vllm.engine import VllmEngine, remaining_s, told
 from app.sidecars.vllm.offer import CACHES
 from app.sidecars.vllm.streams import Stream, Streams, over
+
+_TELL_S = 1.0
 
 
 class CarriedPause(Carried):
@@ -32,12 +37,26 @@ class CarriedPause(Carried):
         self._in_flight = (await self._engine.metrics()).in_flight or 0
         if self._mode is PauseMode.DRAIN:
             self._engine.belief.may_drain(self._in_flight)
-            await self._close()
+            telling = asyncio.create_task(self._tell(self._in_flight))
+            try:
+                await self._close()
+            finally:
+                telling.cancel()
+                await asyncio.wait({telling})
 
     async def commit(self) -> None:
         if self._mode is not PauseMode.DRAIN:
             await self._close()
         self._engine.believe(replace(self._engine.belief, paused=self._mode))
+
+    async def _tell(self, total: int) -> None:
+        """How far the drain is, for as long as it takes."""
+        while True:
+            await asyncio.sleep(_TELL_S)
+            with suppress(RuntimeFault):
+                left = (await self._engine.metrics()).in_flight or 0
+                most = max(total, left)
+                self.order.report(Progress("draining", most - left, most, "requests"))
 
     async def _close(self) -> None:
         self._mine = self._streams.running
