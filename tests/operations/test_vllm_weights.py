@@ -492,6 +492,20 @@ async def test_no_start_at_a_process_that_was_not_prepared(tmp_path: Path) -> No
 
 
 @pytest.mark.long
+async def test_no_start_when_somebody_else_has_resumed_the_engine(tmp_path: Path) -> None:
+    async with vllm_gateway(tmp_path) as gateway:
+        order = await gateway.give(session())
+        await until(lambda: gateway.engine.paused)
+        gateway.engine.paused = False
+        gateway.engine.running = {"r"}
+        await go_on(gateway, chunk())
+        assert reason(await gateway.end_of(order)) == "NOT_PAUSED"
+        assert not gateway.engine.dead
+        assert "StartWeightUpdate" not in gateway.engine.orders
+        assert (await gateway.facts()).weights.state is WeightsState.VALID
+
+
+@pytest.mark.long
 async def test_facts_while_a_chunk_keeps_the_engine_from_answering(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         order = await gateway.give(session())

@@ -179,6 +179,9 @@ class _Update:
         left_open = errand.kept.session_open
         # Of all calls this one does harm to an engine that the order was not prepared at.
         await self._same_processes()
+        if errand.reading.paused is not True:
+            message = "the engine is not paused any more; nothing was begun"
+            raise _Failure(OperationError("FAILED_PRECONDITION", "NOT_PAUSED", message))
         calls = await self._calls(STARTING)
         if left_open:
             # What an update before this one has left open; there may be none any more. It waits
