@@ -17,6 +17,8 @@ from app.http.compat.refusals import BadBody, Invalid
 _TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
 _FALSE = frozenset({"false", "0", "no", "off", "f", "n"})
 _NOTHING = object()
+BIGGEST = (1 << 31) - 1
+"""As much as any number goes that is sent on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Asked:
     def raw_object(self) -> Mapping[str, Any]:
         """For endpoints that parse the body themselves, of whatever media type. Raises BadBody."""
         try:
-            found = json.loads(self.body, parse_constant=_no_constant)
+            found = _parsed(self.body)
         except (ValueError, RecursionError):
             raise BadBody("Invalid JSON format") from None
         if not isinstance(found, dict):
@@ -116,7 +118,7 @@ class Asked:
             said = "Input should be a valid dictionary or object to extract fields from"
             raise Invalid("body", "model_attributes_type", said)
         try:
-            found = json.loads(self.body, parse_constant=_no_constant)
+            found = _parsed(self.body)
         except (ValueError, RecursionError):
             raise Invalid("body", "json_invalid", "JSON decode error") from None
         if found is None and optional:
@@ -141,6 +143,8 @@ def field(
         raise Invalid(
             place, f"{_WORDS[kind][0]}_type", f"Input should be a valid {_WORDS[kind][1]}"
         )
+    if isinstance(value, int) and abs(value) > BIGGEST:
+        raise Invalid(place, "int_parsing_size", "Unable to parse input string as an integer")
     return value
 
 
@@ -151,6 +155,15 @@ _WORDS: Mapping[type, tuple[str, str]] = {
     dict: ("dict", "dictionary"),
     list: ("list", "list"),
 }
+
+
+def _parsed(body: bytes) -> Any:
+    """Strict where engines, databases and wires differ. Raises ValueError, RecursionError."""
+    found = json.loads(body, parse_constant=_no_constant)
+    # Half a character has no bytes, and NUL has no place in every database.
+    if b"\\u0000" in json.dumps(found, ensure_ascii=False).encode("utf-8"):
+        raise ValueError("NUL")
+    return found
 
 
 def _no_constant(name: str) -> Any:

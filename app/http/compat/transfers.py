@@ -24,6 +24,7 @@ from app.domain.weight_sources import DiskWeights, FileDigest
 from app.http.compat.asked import field
 from app.http.compat.refusals import BadBody
 
+_MAX_PATH_CHARS = 4096
 _GROUP = ("master_address", "master_port", "rank_offset", "world_size")
 _TENSORS = ("names", "dtype_names", "shapes")
 _PACKED = ("packed", "packed_buffer_size_bytes", "packed_num_buffers")
@@ -78,7 +79,7 @@ def piece_of(update_info: Any, transfer: Transfer | None) -> Piece:
         return Piece(_broadcast(update_info))
     _only(update_info, _ON_DISK, "update_info")
     path = PurePosixPath(field(update_info, "path", str, within="body.update_info"))
-    if not path.is_absolute() or not path.name:
+    if not path.is_absolute() or not path.name or not is_path(str(path)):
         raise BadBody("update_info.path must be the absolute path of a file or folder")
     finite = field(update_info, "check_finite", bool, default=False, within="body.update_info")
     digests = field(update_info, "files", dict, default={}, within="body.update_info")
@@ -89,26 +90,36 @@ def piece_of(update_info: Any, transfer: Transfer | None) -> Piece:
     return Piece(DiskChunk((path.name,)), DiskTransfer(str(path.parent)), whole, finite)
 
 
+def is_path(text: str) -> bool:
+    return len(text) <= _MAX_PATH_CHARS and text.isprintable()
+
+
 def _broadcast(info: Mapping[str, Any]) -> NcclChunk:
     names, dtypes, shapes = (
         field(info, name, list, within="body.update_info") for name in _TENSORS
     )
     if not names or not len(names) == len(dtypes) == len(shapes):
         raise BadBody("names, dtype_names and shapes must be as many, and not none")
+    packed = field(info, "packed", bool, default=False, within="body.update_info")
+    size, number = (
+        field(info, name, int, default=None, within="body.update_info") for name in _PACKED[1:]
+    )
     return NcclChunk(
         tensors=tuple(
             _spec(name, dtype, shape)
             for name, dtype, shape in zip(names, dtypes, shapes, strict=True)
         ),
-        packed=field(info, "packed", bool, default=False, within="body.update_info"),
-        packed_buffer_bytes=info.get("packed_buffer_size_bytes") if info.get("packed") else None,
-        packed_buffers=info.get("packed_num_buffers") if info.get("packed") else None,
+        packed=packed,
+        packed_buffer_bytes=size if packed else None,
+        packed_buffers=number if packed else None,
     )
 
 
 def _spec(name: Any, dtype: Any, shape: Any) -> TensorSpec:
     sizes: list[Any] = shape if isinstance(shape, list) else [None]
-    if not isinstance(name, str) or not all(type(size) is int for size in sizes):
+    if not isinstance(name, str) or not all(
+        type(size) is int and 0 <= size < 1 << 53 for size in sizes
+    ):
         raise BadBody("names must be texts, and shapes lists of numbers")
     try:
         kind = TensorDtype(str(dtype).removeprefix("torch."))
@@ -120,7 +131,7 @@ def _spec(name: Any, dtype: Any, shape: Any) -> TensorSpec:
 def _number(info: Mapping[str, Any], name: str) -> int:
     """Some trainers send their numbers as texts."""
     given = info.get(name)
-    if isinstance(given, str) and given.isascii() and given.isdigit():
+    if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < 10:
         return int(given)
     return int(field(info, name, int, within="body.init_info"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -33,13 +34,16 @@ from app.domain.kinds import (
 )
 from app.domain.operation import JsonObject, JsonValue, Operation
 from app.domain.weight_sessions import check_version
-from app.http.compat.asked import Asked, field
+from app.http.compat.asked import BIGGEST, Asked, field
 from app.http.compat.giving import CompatCall
 from app.http.compat.refusals import BadBody, BadInput, OrderFailed
+from app.http.compat.transfers import is_path
 from app.http.records import caller_of
 from app.ledger.values import OperationFilter
 
 _DRAIN_S = 120
+_MAX_IDS = 1000
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _ACTIVE = (
     "A profiling session is already active. Call /stop_profile before starting another session."
 )
@@ -94,6 +98,9 @@ def abort_asked(asked: Asked) -> AbortRequests:
         named = []
     if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
         raise BadBody("request_ids must be a list of texts; nothing was aborted")
+    if len(named) > _MAX_IDS or not all(map(_ID.fullmatch, named)):
+        told = f"request_ids may have {_MAX_IDS} ids of 1 to 128 characters without blanks"
+        raise BadBody(f"{told}; nothing was aborted")
     ids = tuple(dict.fromkeys(named))
     return AbortRequests(request_ids=ids, all=not ids)
 
@@ -136,6 +143,8 @@ def load_asked(asked: Asked) -> LoadLora:
     name, path = field(body, "lora_name", str), field(body, "lora_path", str)
     if not name or not path:
         raise BadInput("Both 'lora_name' and 'lora_path' must be provided.")
+    if not is_path(path):
+        raise BadInput("'lora_path' can't be the path of an adapter")
     if field(body, "is_3d_lora_weight", bool, default=False):
         raise BadInput("is_3d_lora_weight is not known to this gateway")
     if field(body, "load_inplace", bool, default=False):
@@ -308,7 +317,7 @@ async def engine_version(call: CompatCall, _: None) -> str:
 
 def _positive(body: Mapping[str, Any], name: str) -> int:
     value = body.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= BIGGEST:
         raise BadBody(f"{name} must be a positive integer")
     return value
 

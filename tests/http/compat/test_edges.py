@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from app.http.compat.table import ROWS
 from tests.doubles.engine import Fault
 from tests.http.compat.layered import Layered, layered
 from tests.http.full import FULL
@@ -86,3 +89,28 @@ async def test_an_outcome_that_nobody_knows_is_not_made_up(tmp_path: Path) -> No
         double.take_all("GetOperation")
         assert await vllm.does("/pause?mode=keep") == {"status": "paused"}
         assert await vllm.kinds() == ["pause"]
+
+
+ODD: tuple[Any, ...] = (
+    None, True, -1, 10**40, 1.5, "", "\x00", "\ud800", "a\nb", "x" * 5000, [], [1], [[10**30]],
+    {}, {"path": "\x00"}, {"path": "/w/\ud800"}, {"master_address": "\x00", "master_port": 10**40},
+    {"names": ["a"], "dtype_names": [1], "shapes": [[-1]], "packed_num_buffers": "x"},
+)  # fmt: skip
+NAMES = (
+    "request_ids", "init_info", "update_info", "weight_version", "lora_name", "lora_path",
+    "max_iterations", "new_data_parallel_size", "drain_timeout",
+)  # fmt: skip
+
+
+@pytest.mark.long
+async def test_nothing_that_can_be_sent_is_a_defect_here(vllm: Layered) -> None:
+    for row in ROWS:
+        if row.method != "POST" or not row.backed(vllm.engine.offered):
+            continue
+        for value in ODD:
+            content = json.dumps(dict.fromkeys(NAMES, value)).encode()
+            headers = {"content-type": "application/json"}
+            for query in ("", "?mode=%00&level=%ff&tags=9999999999&clear_cache="):
+                path = f"{row.path}{query}"
+                answer = await vllm.call("POST", path, content=content, headers=headers)
+                assert answer.status_code < 500 or answer.status_code == 501, (row.path, value)
