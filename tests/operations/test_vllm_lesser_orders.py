@@ -43,6 +43,7 @@ def reason(operation: Operation) -> str:
     return operation.error.reason
 
 
+@pytest.mark.long
 async def test_an_adapter_is_loaded_on_every_member_and_unloaded(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path, 2) as gateway:
         loaded = await gateway.carry_out(load())
@@ -135,6 +136,7 @@ async def test_another_name_for_the_weights(tmp_path: Path) -> None:
         assert (await gateway.facts()).weights.version is None
 
 
+@pytest.mark.long
 async def test_requests_are_ended_by_their_ids_alone(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path, 2) as gateway:
         gateway.engine.running = {"cmpl-a", "cmpl-b"}

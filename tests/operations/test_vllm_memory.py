@@ -163,6 +163,7 @@ async def test_a_sleep_whose_reply_is_lost_is_taken_as_a_sleep(tmp_path: Path) -
         assert (await gateway.facts()).released == frozenset()
 
 
+@pytest.mark.long
 async def test_a_wake_up_whose_reply_is_lost_leaves_admission_closed(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         await gateway.carry_out(release())

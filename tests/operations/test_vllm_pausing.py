@@ -74,7 +74,14 @@ async def test_an_engine_that_lacks_calls_offers_less(tmp_path: Path) -> None:
         assert (await gateway.facts()).admission is Admission.UNKNOWN
 
 
-@pytest.mark.parametrize("mode", list(PauseMode))
+@pytest.mark.parametrize(
+    "mode",
+    [
+        PauseMode.DRAIN,
+        pytest.param(PauseMode.ABORT, marks=pytest.mark.long),
+        pytest.param(PauseMode.KEEP, marks=pytest.mark.long),
+    ],
+)
 async def test_a_pause_and_the_resume_that_lifts_it(tmp_path: Path, mode: PauseMode) -> None:
     async with vllm_gateway(tmp_path, 2) as gateway:
         paused = await gateway.carry_out(Pause(mode=mode))
@@ -252,6 +259,7 @@ async def test_a_pause_that_never_arrived_is_sent_again(tmp_path: Path) -> None:
         assert gateway.engine.orders == ["PauseGeneration", "PauseGeneration"]
 
 
+@pytest.mark.long
 async def test_a_drain_whose_reply_is_lost_is_not_called_drained(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         gateway.engine.loses.add("PauseGeneration")
@@ -282,6 +290,7 @@ async def test_another_mode_whose_reply_is_lost_stays_unknown(tmp_path: Path) ->
         assert gateway.engine.orders == ["PauseGeneration", "PauseGeneration"]
 
 
+@pytest.mark.long
 async def test_the_engine_restarted_under_an_order(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         gateway.engine.running = {"r"}

@@ -386,6 +386,7 @@ async def test_one_member_fails_and_no_member_serves(tmp_path: Path) -> None:
         assert all(one.control.paused for one in gateway.controls)
 
 
+@pytest.mark.long
 async def test_a_finish_whose_reply_is_lost_shows_in_the_version(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         order = await gateway.give(session())
