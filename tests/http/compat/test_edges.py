@@ -91,6 +91,23 @@ async def test_an_outcome_that_nobody_knows_is_not_made_up(tmp_path: Path) -> No
         assert await vllm.kinds() == ["pause"]
 
 
+@pytest.mark.long
+async def test_a_piece_may_name_many_tensors(vllm: Layered) -> None:
+    """More than any other body may have, as the big models need."""
+    names = [f"model.layers.{n}.mlp.experts.{n}.down_proj.weight" for n in range(20_000)]
+    count = len(names)
+    info = {"names": names, "dtype_names": ["bfloat16"] * count, "shapes": [[1]] * count}
+    group = {"master_address": "::1", "master_port": 1, "rank_offset": 1, "world_size": 3}
+    await vllm.does("/init_weight_transfer_engine", {"init_info": group})
+    await vllm.does("/pause?mode=keep")
+    await vllm.does("/start_weight_update")
+    assert len(json.dumps(info)) > 1 << 20
+    await vllm.does("/update_weights", {"update_info": info})
+    await vllm.does("/shutdown_weight_transfer_engine")
+    large = await vllm.post("/pause", {"names": names})
+    assert large.status_code == 413
+
+
 ODD: tuple[Any, ...] = (
     None, True, -1, 10**40, 1.5, "", "\x00", "\ud800", "a\nb", "x" * 5000, [], [1], [[10**30]],
     {}, {"path": "\x00"}, {"path": "/w/\ud800"}, {"master_address": "\x00", "master_port": 10**40},
