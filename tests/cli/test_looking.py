@@ -71,6 +71,15 @@ class TestEngines:
         (member,) = gateway.seen[0].body["members"]
         assert member == {"rank": 0, "admin": "unix:/run/engine", "control": "unix:/run/engine"}
 
+    def test_members_have_their_ranks_by_their_order(self, at: Run, gateway: Gateway) -> None:
+        gateway.then(Answer(201, ENGINE))
+        members = ("--admin", "10.0.0.1:1", "--admin", "10.0.0.2:1")
+        assert at("engines", "register", "llm", "--dialect", "vllm", *members).code == 0
+        assert [(m["rank"], m["admin"]) for m in gateway.seen[0].body["members"]] == [
+            (0, "10.0.0.1:1"),
+            (1, "10.0.0.2:1"),
+        ]
+
     def test_freezing_and_thawing(self, at: Run, gateway: Gateway) -> None:
         frozen = ENGINE | {"frozen": {"reason": "holidays", "until": "2026-03-01T12:00:00Z"}}
         gateway.then(Answer(200, frozen)).then(Answer(200, frozen)).then(Answer(204))

@@ -60,6 +60,7 @@ class TestUsage:
             (*CONTINUE, "--chunk", "no-such-file"),
             ("ops", "get", "../x"),
             ("engines", "register", "e", "--admin", "a:1", "--label", "x"),
+            ("engines", "register", "e", "--admin", "a:1", "--admin", "b:1", "--control", "a:2"),
             (*HANDING_OVER, "--rendezvous-allow", "127.0.0.1"),
             (*HANDING_OVER, "--role", "unknown"),
             (*HANDING_OVER, "--role", "prefill", "--kv-address", "0.0.0.0:7003"),
