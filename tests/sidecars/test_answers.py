@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,10 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
         files_at(folder)
     with pytest.raises(BadWeights):
         files_at(tmp_path / "nowhere")
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(BadWeights, match="regular"):
+        files_at(folder)
+    (folder / "model.safetensors").unlink()
     _file(folder, weights(1), "a.safetensors")
     _file(folder, weights(1), "b.safetensors")
     with pytest.raises(BadWeights, match="no index"):

@@ -70,6 +70,7 @@ async def test_tokens_from_files() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.long
 async def test_a_sidecar_as_a_process_that_asks_for_its_token(tmp_path: Path) -> None:
     ready, token = tmp_path / "ready", tmp_path / "token"
     token.write_text(TOKEN)

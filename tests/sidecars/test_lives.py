@@ -76,6 +76,7 @@ async def test_an_engine_that_is_started_anew_is_another_instance(tmp_path: Path
             assert await other.admission() == "open"  # as that engine is
 
 
+@pytest.mark.long
 async def test_a_paused_engine_outlives_its_sidecar(tmp_path: Path) -> None:
     async with running_vllm(checkpoint(tmp_path / "model", 1)) as vllm:
         async with administered(vllm, tmp_path / "data") as (_, client):

@@ -143,6 +143,7 @@ async def test_frozen_requests_keep_their_kv(tmp_path: Path) -> None:
         await request
 
 
+@pytest.mark.long
 async def test_a_lost_answer_to_a_discard_leaves_weights_missing(tmp_path: Path) -> None:
     async with (
         running_vllm(checkpoint(tmp_path / "model", 1)) as vllm,

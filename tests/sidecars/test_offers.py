@@ -72,6 +72,7 @@ async def test_the_key_of_the_engine(tmp_path: Path) -> None:
             await Sidecar(vllm, tmp_path / "data").start()
 
 
+@pytest.mark.long
 async def test_adapters(tmp_path: Path) -> None:
     root = tmp_path / "loras"
     for name in ("a", "b"):
@@ -92,8 +93,11 @@ async def test_adapters(tmp_path: Path) -> None:
         assert len(vllm.orders("/v1/load_lora_adapter")) == 1
         full = await refused(client.control.LoadLora(load("b", root / "b")))
         assert full.reason == "LORA_SLOTS_FULL"
-        outside = await refused(client.control.LoadLora(load("c", tmp_path / "model")))
-        assert outside.reason in ("LORA_SLOTS_FULL", "PATH_NOT_ALLOWED")
+        (root / "c").mkdir()
+        (root / "c" / "adapter_config.json").symlink_to(tmp_path / "model" / "model.safetensors")
+        for path in (tmp_path / "model", root / "c"):
+            outside = await refused(client.control.LoadLora(load("c", path)))
+            assert outside.reason == "PATH_NOT_ALLOWED"
 
         running = client.generate(lora_name="a", stopping={"max_tokens": 2000})
         await running.first()
@@ -105,6 +109,7 @@ async def test_adapters(tmp_path: Path) -> None:
         assert not vllm.model.loras
 
 
+@pytest.mark.long
 async def test_a_profile_with_its_files(tmp_path: Path) -> None:
     folder = tmp_path / "profiles"
     async with (

@@ -128,6 +128,7 @@ async def test_what_the_caches_say_of_being_emptied(tmp_path: Path) -> None:
         assert (failed.reason, failed.retryable) == ("CACHE_IN_USE", True)
 
 
+@pytest.mark.long
 async def test_somebody_else_pauses_and_resumes(tmp_path: Path) -> None:
     async with (
         running_vllm(checkpoint(tmp_path / "model", 1)) as vllm,

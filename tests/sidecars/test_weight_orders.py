@@ -194,6 +194,7 @@ async def test_success_that_is_not_seen_is_none(tmp_path: Path) -> None:
         assert (await client.profile()).state.weights.state == pb.WEIGHTS_STATE_INCONSISTENT
 
 
+@pytest.mark.long
 async def test_vacuous_checksums_prove_nothing(tmp_path: Path) -> None:
     async with updatable(tmp_path) as (vllm, client, disk, _):
         vllm.model.vacuous = True
@@ -227,6 +228,7 @@ async def test_paths_outside_the_roots(tmp_path: Path) -> None:
         assert not vllm.orders("/start_weight_update", "/pause")
 
 
+@pytest.mark.long
 async def test_discarded_weights_come_back_by_an_update(tmp_path: Path) -> None:
     async with updatable(tmp_path) as (vllm, client, disk, _):
         await client.completed(client.release("weights", "kv_cache", content="discard"))

@@ -8,7 +8,7 @@ from app.domain.commands import LoadLora, UnloadLora
 from app.domain.facts import LoraFact
 from app.domain.operation import OperationWarning
 from app.enginekit.runtime import Conclusion, Order, RuntimeFault
-from app.sidecars.vllm.allowed_paths import below
+from app.sidecars.vllm.allowed_paths import all_below
 from app.sidecars.vllm.answers import served_models
 from app.sidecars.vllm.carried import Carried
 from app.sidecars.vllm.engine import VllmEngine, remaining_s, told
@@ -41,7 +41,7 @@ class CarriedLoad(Carried):
             raise RuntimeFault(
                 "LORA_ID_NOT_OFFERED", "the engine numbers its adapters", code="INVALID_ARGUMENT"
             )
-        real = await asyncio.to_thread(below, engine.allowed.lora_roots, command.path)
+        real = await asyncio.to_thread(all_below, engine.allowed.lora_roots, command.path)
         self._path = str(real)
         names = await _names(engine)
         if command.name in engine.found.models:

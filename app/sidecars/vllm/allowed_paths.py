@@ -25,3 +25,12 @@ def below(roots: Iterable[Path], named: str) -> Path:
             code="INVALID_ARGUMENT",
         )
     return real
+
+
+def all_below(roots: Iterable[Path], named: str) -> Path:
+    """The same of a folder, and of each file in it, which may be a link of its own."""
+    roots = tuple(roots)
+    real = below(roots, named)
+    for path in real.rglob("*") if real.is_dir() else ():
+        below(roots, str(path))
+    return real

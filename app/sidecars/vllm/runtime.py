@@ -46,7 +46,7 @@ from app.sidecars.vllm.profiling import Profiling
 from app.sidecars.vllm.scaling import CarriedScaling
 from app.sidecars.vllm.serving_orders import CarriedFlush, CarriedPause, CarriedResume
 from app.sidecars.vllm.streams import Streams, probe
-from app.sidecars.vllm.watching import Watch
+from app.sidecars.vllm.watching import Orders, Watch
 from app.sidecars.vllm.weight_orders import CarriedFiles
 from app.sidecars.vllm.weight_sessions import CarriedSession
 
@@ -70,6 +70,7 @@ class VllmRuntime:
         self._watch = watch
         self._streams = Streams(engine.http, new_id)
         self._carried: dict[str, Carried] = {}
+        self._begun = 0
         self._profiling = Profiling(engine)
 
     @property
@@ -83,8 +84,11 @@ class VllmRuntime:
         return capabilities_of(self._engine.found, self._engine.allowed)
 
     async def observe(self) -> Observation:
-        busy = any(not carried.over for carried in self._carried.values())
-        return await self._watch.observe(busy=busy)
+        return await self._watch.observe(self._orders)
+
+    def _orders(self) -> Orders:
+        under_way = any(not carried.over for carried in self._carried.values())
+        return Orders(begun=self._begun, under_way=under_way)
 
     async def load(self) -> Load:
         return load_of(await self._engine.metrics(), self._engine.found.total_blocks or 0)
@@ -131,6 +135,7 @@ class VllmRuntime:
             over = [name for name, one in self._carried.items() if one.over]
             for name in over:
                 del self._carried[name]
+            self._begun += 1
             carried = self._carried[order.operation_id] = self._made(order)
         return carried
 

@@ -92,6 +92,8 @@ def _paths(path: Path) -> list[Path]:
             raise BadWeights("there are several files of weights, and no index of them")
     if not found:
         raise BadWeights("there are no weights at this path")
+    if not all(one.is_file() for one in found):  # opening a pipe would wait for its writer
+        raise BadWeights("the weights are not all regular files")
     return found
 
 

@@ -8,6 +8,8 @@ from ending.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from app.domain.facts import LoraFact, WeightsFact
 from app.domain.kinds import WeightsState
@@ -16,6 +18,14 @@ from app.enginekit.runtime import Holding, Observation, RuntimeFault
 from app.sidecars.vllm.answers import metrics_of, served_models
 from app.sidecars.vllm.engine import VllmEngine, told
 from app.sidecars.vllm.http import VllmError
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """How many have begun so far."""
+
+    begun: int
+    under_way: bool
 
 
 class Watch:
@@ -39,13 +49,13 @@ class Watch:
     def look_again(self) -> None:
         self._looked_at = float("-inf")
 
-    async def observe(self, *, busy: bool) -> Observation:
-        """`busy`: an order is under way, which says by itself what it changes."""
+    async def observe(self, orders: Callable[[], Orders]) -> Observation:
+        """An order that is under way says by itself what it changes."""
         lost = await self._lost()
         if lost is not None:
             return self._told(lost)
-        if not busy:
-            await self._read()
+        if not orders().under_way:
+            await self._read(orders)
         return self._told(None)
 
     async def _lost(self) -> str | None:
@@ -63,9 +73,9 @@ class Watch:
             return "the engine was started anew"
         return None
 
-    async def _read(self) -> None:
+    async def _read(self, orders: Callable[[], Orders]) -> None:
         """Raises RuntimeFault."""
-        engine = self._engine
+        engine, before = self._engine, orders()
         with told():
             models = served_models(await engine.http.read("/v1/models"))
         self._loras = tuple(
@@ -78,8 +88,11 @@ class Watch:
             return
         if engine.found.has("/is_paused"):
             paused = await engine.is_paused()
+            sleep = (await engine.metrics()).sleep
+            if orders() != before:
+                return  # what was read may be of before or of after
             if paused != (engine.belief.paused is not None):
-                engine.saw(paused=paused, sleep=(await engine.metrics()).sleep)
+                engine.saw(paused=paused, sleep=sleep)
         await engine.read_version()
         self._looked_at = now
         if self._paused_or_not_known:
@@ -110,7 +123,7 @@ class Watch:
 async def watched(engine: VllmEngine, look_s: float) -> Watch:
     """Raises RuntimeFault when it cannot be observed at all."""
     watch = Watch(engine, look_s)
-    seen = await watch.observe(busy=False)
+    seen = await watch.observe(lambda: Orders(begun=0, under_way=False))
     if seen.ranks:
         raise RuntimeFault("ENGINE_UNREACHABLE", seen.ranks[0].message, retryable=True)
     return watch

@@ -213,7 +213,8 @@ class CarriedFiles(Updating):
         for file in self._files:
             below(roots, str(file.path))  # each may be a link of its own
         model = Path(self._engine.found.root)
-        if not self._draft and model.is_dir():
+        # Of a model that was named by its place in a hub nothing is known here.
+        if not self._draft and model.is_absolute() and model.is_dir():
             fits(self._files, files_at(model))
         digests = {digest.name: digest.sha256 for digest in self._source.digests}
         for file in self._files if digests else ():
