@@ -82,9 +82,11 @@ class Gateway:
     async def ended(self, operation_id: str) -> Json:
         return await self.until(f"/v1/operations/{operation_id}", lambda found: found["done"])
 
-    async def until(self, path: str, good: Callable[[Json], bool]) -> Json:
+    async def until(
+        self, path: str, good: Callable[[Json], bool], within_s: float = WAIT_S
+    ) -> Json:
         """What stands there once it is good."""
-        until = time.monotonic() + WAIT_S
+        until = time.monotonic() + within_s
         while not good(found := await self.get(path)):
             assert time.monotonic() < until, found
             await asyncio.sleep(POLL_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +58,12 @@ class Stream:
     ended: threading.Event
     finish: str | None = None
     error: str | None = None
+    connection: http.client.HTTPConnection | None = None
+
+    def close(self) -> None:
+        """Hang up: a test that failed waits for nothing."""
+        if self.connection is not None and self.connection.sock is not None:
+            self.connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -68,6 +75,9 @@ def streaming(server: Server, *, request_id: str = "", max_tokens: int = 1900) -
     try:
         assert stream.first.wait(60), f"no token came: {stream.error}"
         yield stream
+    except BaseException:
+        stream.close()
+        raise
     finally:
         reader.join(120)
 
@@ -82,6 +92,7 @@ def _read(server: Server, stream: Stream, request_id: str, max_tokens: int) -> N
     if request_id:
         headers["X-Request-Id"] = request_id
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=120)
+    stream.connection = connection
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         for line in connection.getresponse():
