@@ -16,7 +16,7 @@ from app.enginekit.gate import NewRequestRule
 from app.enginekit.phases import OrderFailed, refusal_error
 from app.enginekit.records import NO_CHANGE, REVISION, Change, Counters
 from app.enginekit.refusals import StoreUnavailable
-from app.enginekit.runtime import Conclusion, Observation
+from app.enginekit.runtime import Conclusion, Observation, RuntimeFault, SharedRuntime
 from app.enginekit.state import HeldPause
 
 PAUSED = Change(revision=True, pause_epoch=True)
@@ -89,7 +89,7 @@ async def _drain(errand: Errand, coming: HeldPause) -> None:
     def now_at() -> Progress:
         return Progress("draining", total - gate.in_flight, total, "requests")
 
-    if not total:
+    if not total and not await _others(errand):
         await errand.record(Progressed(progress=now_at()))
         return
     # Admission is a fact: it raises the revision on the way out and on the way back.
@@ -103,6 +103,17 @@ async def _drain(errand: Errand, coming: HeldPause) -> None:
 
     await errand.interrupts.guard(until_empty(), cancellable=True)
     await errand.record(Progressed(progress=now_at()))
+
+
+async def _others(errand: Errand) -> int:
+    """Requests past the gate, for which the ranks wait. Who does not say has none."""
+    runtime = errand.runtime
+    if not isinstance(runtime, SharedRuntime):
+        return 0
+    try:
+        return await errand.interrupts.guard(runtime.others(), cancellable=True)
+    except RuntimeFault:
+        return 0
 
 
 def _paused(coming: HeldPause, errand: Errand, conclusion: Conclusion, *, finished: int) -> Ending:

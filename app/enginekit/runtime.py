@@ -25,8 +25,9 @@ What is optional. An engine that offers only some operations implements those: e
 through the same four methods, and one whose kind `capabilities` does not name never comes.
 Profiles, cache events and weights in pieces have ports of their own, `ProfilerRuntime`,
 `KvEventRuntime` and `WeightSessionRuntime`; what a runtime does not implement is not advertised.
-`WatchedRuntime` is for those that notice by themselves when a rank is lost or comes back. Release,
-reconfiguration and updates rest on pauses and are not offered without them.
+`SharedRuntime` is for engines that have other callers too, `WatchedRuntime` for those that notice
+by themselves when a rank is lost or comes back. Release, reconfiguration and updates rest on pauses
+and are not offered without them.
 
 Orders that pause by themselves. A release or reconfiguration of an engine that is open, and an
 update with `PauseAround`, send a `Pause` and later a `Resume` of their own, with an
@@ -391,6 +392,15 @@ class WatchedRuntime(Protocol):
     async def moved(self) -> None:
         """Returns once `observe` may answer something else than at the last return. May be
         cancelled at any time; one caller at a time."""
+
+
+@runtime_checkable
+class SharedRuntime(Protocol):
+    """A runtime whose engine also takes requests that do not come through the kit's gate. Those of
+    its own are none of them. A drain waits for them in `prepare`."""
+
+    async def others(self) -> int:
+        """How many of them are in flight. Raises RuntimeFault."""
 
 
 @runtime_checkable

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,3 +188,40 @@ async def test_a_preparation_that_leaves_something_behind(tmp_path: Path) -> Non
         assert (failed.reason, failed.effect) == ("BROKE_OFF", pb.FAILURE_EFFECT_APPLIED_IN_PART)
         state = (await client.profile()).state
         assert state.weights.state == pb.WEIGHTS_STATE_INCONSISTENT
+
+
+class Shared(MinimalEngine):
+    """With requests of its own, which its preparation of a drain waits for."""
+
+    elsewhere = 1
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.gone = asyncio.Event()
+
+    async def others(self) -> int:
+        return self.elsewhere
+
+    async def prepare(self, order: Order, rank: int) -> None:
+        if isinstance(order.command, Pause) and self.elsewhere:
+            await self.gone.wait()
+        await super().prepare(order, rank)
+
+
+async def test_a_drain_of_requests_past_the_gate(tmp_path: Path) -> None:
+    async with (
+        running_engine(tmp_path, make_engine=Shared) as double,
+        client_of(double) as client,
+    ):
+        engine = double.engine
+        assert isinstance(engine, Shared)
+        drain = await client.begin(client.pause("drain"))
+        await until(lambda: _is(client, "draining"))
+        refusal = await refused(client.stream(client.resume((await client.profile()).pause_epoch)))
+        assert refusal.reason in ("DRAIN_RUNNING", "ENGINE_BUSY", "STALE_PAUSE_EPOCH")
+        await client.cancel(drain.events[0].operation_id)
+        assert (await drain.end()).HasField("cancelled")
+        assert await client.admission() == "open"
+        engine.elsewhere = 0
+        await client.completed(client.pause("drain"))
+        assert await client.admission() == "paused"

@@ -79,6 +79,7 @@ async def test_a_drain_that_is_called_off_leaves_the_engine_open(tmp_path: Path)
         drain = await client.begin(client.pause("drain"))
         operation_id = drain.events[0].operation_id
         await until(lambda: vllm.model.mode == "wait")
+        assert await client.admission() == "draining"
         await client.cancel(operation_id)
         assert (await drain.end()).HasField("cancelled")
         assert vllm.model.pause_state == "open"

@@ -93,6 +93,10 @@ class VllmRuntime:
     async def load(self) -> Load:
         return load_of(await self._engine.metrics(), self._engine.found.total_blocks or 0)
 
+    async def others(self) -> int:
+        in_flight = (await self._engine.metrics()).in_flight or 0
+        return max(0, in_flight - len(self._streams.running))
+
     # ---- orders ----
 
     async def open_session(self, order: Order, rank: int) -> None:
