@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.sidecars.vllm.http import Patience
+from app.sidecars.vllm.serving import CannotServe
 from tests.doubles.vllm_http import Die, Hang, running_vllm
 from tests.doubles.vllm_model import Vllm
 from tests.enginekit.client import Client, client_of, pb, until
@@ -93,6 +94,24 @@ async def test_a_paused_engine_outlives_its_sidecar(tmp_path: Path) -> None:
         assert vllm.model.pause_state == "open"
 
 
+async def test_a_second_sidecar_writes_nothing_over_what_the_first_one_knows(
+    tmp_path: Path,
+) -> None:
+    """Neither of the same engine nor of another one, for which it would find no notes."""
+    model, data = checkpoint(tmp_path / "model", 1), tmp_path / "data"
+    async with (
+        running_vllm(model) as vllm,
+        running_vllm(model, instance="2") as another,
+        administered(vllm, data) as (_, client),
+    ):
+        await client.completed(client.pause("abort"))
+        known = (data / "engine.json").read_bytes()
+        for beside in (another, vllm):
+            with pytest.raises(CannotServe, match="in use"):
+                await Sidecar(beside, data).start()
+            assert (data / "engine.json").read_bytes() == known
+
+
 @pytest.mark.long
 async def test_an_answer_that_does_not_come_is_no_answer(tmp_path: Path) -> None:
     """The pause has taken effect; the order failed, and was taken back, which was seen."""
@@ -127,8 +146,6 @@ async def test_the_engine_may_come_after_its_sidecar(tmp_path: Path) -> None:
 
 
 async def test_notes_that_are_damaged_are_not_passed_over(tmp_path: Path) -> None:
-    from app.sidecars.vllm.serving import CannotServe
-
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "engine.json").write_text("{")
     async with running_vllm(checkpoint(tmp_path / "model", 1)) as vllm:

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from app.sidecars.vllm.belief import Belief
 from app.sidecars.vllm.discovery import Identity
 
 _NAME = "engine.json"
+_LOCK = "engine.lock"
+
+
+class NotesInUse(Exception):
+    """Another sidecar has them."""
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Nobody else reads or writes notes there meanwhile: what a second sidecar has read before an
+    order of the first began, or believes of another engine, would be written over what the first
+    one knows. Ends with the process. Raises NotesInUse, OSError."""
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise NotesInUse(f"{folder} is in use by another sidecar") from error
+        yield
+    finally:
+        os.close(lock)
 
 
 class Notes:

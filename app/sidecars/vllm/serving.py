@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from app.enginekit.server import (
 from app.sidecars.vllm.discovery import Discovered, discover
 from app.sidecars.vllm.engine import VllmEngine
 from app.sidecars.vllm.http import NoAnswer, NotSent, Patience, VllmError, VllmHttp
-from app.sidecars.vllm.notes import Notes
+from app.sidecars.vllm.notes import Notes, NotesInUse, held
 from app.sidecars.vllm.offer import Allowed
 from app.sidecars.vllm.runtime import VllmRuntime
 from app.sidecars.vllm.watching import Watch, watched
@@ -116,6 +116,29 @@ async def served(
 ) -> AsyncIterator[tuple[Served, Callable[[], Awaitable[object]]]]:
     """One life, and what returns when the engine has begun another. Raises CannotServe."""
     found = await _there(settings, http)
+    with _alone(settings.kit.data_dir):
+        async with _served(settings, http, found) as life:
+            yield life
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Before anything in it is read. Raises CannotServe."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stack.enter_context(held(folder))
+        except NotesInUse as error:
+            raise CannotServe(str(error)) from error
+        except OSError as error:
+            raise CannotServe(f"{folder}: {error}") from error
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _served(
+    settings: SidecarSettings, http: VllmHttp, found: Discovered
+) -> AsyncIterator[tuple[Served, Callable[[], Awaitable[object]]]]:
     runtime, watch = await _attached(settings, http, found)
     try:
         server = EngineServer(runtime, settings.kit)
@@ -161,7 +184,6 @@ async def _attached(
 ) -> tuple[VllmRuntime, Watch]:
     folder = settings.kit.data_dir
     try:
-        await asyncio.to_thread(_make, folder)
         notes = Notes(folder, found.identity)
         engine = await VllmEngine.attach(http, found, settings.allowed, notes)
         watch = await watched(engine, settings.look_s)
@@ -170,7 +192,3 @@ async def _attached(
     except (OSError, ValueError) as error:
         raise CannotServe(f"{folder}: {error}") from error
     return VllmRuntime(engine, watch), watch
-
-
-def _make(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
