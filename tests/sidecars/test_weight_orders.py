@@ -27,14 +27,14 @@ UPDATES = (
 
 @asynccontextmanager
 async def updatable(
-    tmp_path: Path, *, backend: str = "disk", look_s: float = 0.1
+    tmp_path: Path, *, backend: str = "disk", look_s: float = 0.1, draft: bool = False
 ) -> AsyncIterator[tuple[VllmDouble, Client, pb.DiskWeights, Sidecar]]:
     """With other weights below an allowed root."""
     root = tmp_path / "weights"
     new = checkpoint(root / "new", 2)
     model = checkpoint(tmp_path / "model", 1)
     async with (
-        running_vllm(model, model={"backend": backend}) as vllm,
+        running_vllm(model, model={"backend": backend}, draft=draft) as vllm,
         administered(
             vllm, tmp_path / "data", allowed=Allowed(weights_roots=(root,)), look_s=look_s
         ) as (sidecar, client),
@@ -259,3 +259,15 @@ async def test_a_backend_that_refuses_before_it_touches_anything(tmp_path: Path)
         state = (await client.profile()).state
         assert state.weights.state == pb.WEIGHTS_STATE_VALID
         assert vllm.model.pause_state == "open"
+
+
+@pytest.mark.long
+async def test_the_draft_model_by_itself(tmp_path: Path) -> None:
+    async with updatable(tmp_path, draft=True) as (vllm, client, disk, _):
+        draft, target = pb.COMPONENT_DRAFT, pb.COMPONENT_TARGET
+        both = client.update("v2", pause="abort", disk=disk, components=[target, draft])
+        assert (await client.failed(both)).reason == "ONE_COMPONENT"
+        await client.completed(client.update("v2", pause="abort", disk=disk, components=[draft]))
+        assert vllm.orders("/start_draft_weight_update", "/start_weight_update") == [
+            "/start_draft_weight_update"
+        ]
