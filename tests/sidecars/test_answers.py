@@ -87,6 +87,10 @@ def test_fields_have_to_be_what_they_are_called() -> None:
     assert flushed(answer({"success": True}))
     assert not flushed(answer({"success": False}))
     assert flushed(Answer(200, b""))  # as the other caches answer
+    deep = b"[" * 100_000
+    with pytest.raises(Unreadable):
+        answer(deep).json()
+    assert error_text(answer(deep, 500)) == "the engine answered with status 500"
 
 
 def test_metrics() -> None:
@@ -101,6 +105,8 @@ vllm:lora_requests_info{running_lora_adapters="old",waiting_lora_adapters=""} 5.
 vllm:lora_requests_info{running_lora_adapters="a,b",waiting_lora_adapters="c"} 6.0
 not a sample
 vllm:broken{engine="0"} x
+vllm:num_requests_running{engine="2"} NaN
+vllm:num_requests_waiting{engine="2"} +Inf
 """
     metrics = metrics_of(answer(text.encode()))
     assert metrics.started_at == 1796055387.26

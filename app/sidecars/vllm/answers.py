@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class Answer:
         """Raises Unreadable."""
         try:
             return json.loads(self.body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Unreadable("the engine answered something other than JSON") from error
 
 
@@ -48,7 +49,7 @@ def error_text(answer: Answer) -> str:
     text = ""
     try:
         found = json.loads(answer.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if isinstance(found, dict):
         error = found.get("error", found.get("detail"))
@@ -193,7 +194,7 @@ class Metrics:
 
 def metrics_of(answer: Answer) -> Metrics:
     """The exposition format of Prometheus, as far as it is used here. Lines of another form are
-    passed over."""
+    passed over, and values that are no numbers: NaN would be another process each time."""
     found = []
     for line in answer.body.decode("utf-8", "replace").splitlines():
         matched = None if line.startswith("#") else _SAMPLE.match(line)
@@ -201,7 +202,9 @@ def metrics_of(answer: Answer) -> Metrics:
             continue
         name, labels, value = matched.groups()
         try:
-            found.append(Sample(name, dict(_LABEL.findall(labels or "")), float(value)))
+            number = float(value)
         except ValueError:
             continue
+        if math.isfinite(number):
+            found.append(Sample(name, dict(_LABEL.findall(labels or "")), number))
     return Metrics(tuple(found))

@@ -167,16 +167,32 @@ class VllmHttp:
             content, headers = json.dumps(body).encode(), {**headers, **_JSON}
         try:
             async with asyncio.timeout(within_s):
+                request = self._client.build_request(
+                    method, path, params=list(query), content=content, headers=headers
+                )
                 with _told():
-                    response = await self._client.request(
-                        method, path, params=list(query), content=content, headers=headers
-                    )
+                    response = await self._client.send(request, stream=True)
+                    try:
+                        return Answer(response.status_code, await _whole(response))
+                    finally:
+                        await response.aclose()
         except TimeoutError:
             raise NoAnswer("the engine did not answer in time") from None
-        return Answer(response.status_code, response.content)
 
 
 _JSON = {"Content-Type": "application/json"}
+_MOST_BYTES = 64 << 20
+"""Of an answer. Checksums of a big model are some megabytes."""
+
+
+async def _whole(response: httpx2.Response) -> bytes:
+    """Raises NoAnswer: there is more than anything that is asked for can be."""
+    found = bytearray()
+    async for some in response.aiter_bytes():
+        found += some
+        if len(found) > _MOST_BYTES:
+            raise NoAnswer("the engine's answer is too long")
+    return bytes(found)
 
 
 @contextmanager
@@ -188,6 +204,8 @@ def _told() -> Generator[None]:
         raise NotSent("the engine cannot be reached") from error
     except httpx2.TransportError as error:
         raise NoAnswer("the connection to the engine broke") from error
+    except httpx2.RequestError as error:  # it came, and can't be unpacked
+        raise NoAnswer("the engine's answer cannot be read") from error
 
 
 def _accepted(answer: Answer) -> Answer:

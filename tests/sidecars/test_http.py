@@ -1,0 +1,44 @@
+"""What comes over the connection to an engine, and is no answer that such a server gives."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from app.sidecars.vllm.http import NoAnswer, Patience, VllmHttp
+
+pytestmark = pytest.mark.anyio
+
+ENDLESS = b"Content-Length: 100000000000\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [
+        (b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnone", "cannot be read"),
+        (ENDLESS, "too long"),
+        (b"Content-Length: 9\r\n\r\nhalf", "broke"),
+        (b"no header\r\n\r\n", "broke"),
+    ],
+)
+async def test_what_is_no_answer_proves_nothing(rest: bytes, words: str) -> None:
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\n" + rest)
+            while rest is ENDLESS:
+                writer.write(bytes(1 << 20))
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(say, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        http = VllmHttp(f"http://127.0.0.1:{port}", patience=Patience(read_s=60.0))
+        try:
+            with pytest.raises(NoAnswer, match=words):
+                await http.get("/metrics")
+        finally:
+            await http.close()
