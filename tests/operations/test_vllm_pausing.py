@@ -65,6 +65,16 @@ async def test_what_is_known_of_an_engine_at_first(tmp_path: Path) -> None:
         assert gateway.engine.orders == []
 
 
+async def test_more_ranks_than_can_be_are_not_believed(tmp_path: Path) -> None:
+    """Each of them is named where an order ends."""
+    async with vllm_gateway(tmp_path) as gateway:
+        gateway.engine.replicas = 0xFFFF_FFFF
+        failed = await gateway.carry_out(KEEP)
+        assert (failed.state, gateway.engine.orders) == (S.FAILED, [])
+        gateway.engine.replicas = 1
+        assert (await gateway.carry_out(KEEP)).state is S.SUCCEEDED
+
+
 @pytest.mark.long
 async def test_an_engine_that_lacks_calls_offers_less(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:

@@ -15,6 +15,7 @@ from app.backends.endpoint import CLOSED, Endpoint, Metadata, NotKnownThere, was
 from app.backends.port import EngineRefused, EngineSilent, Order, Silence
 from app.backends.streams import no_way
 from app.backends.vllm.readings import (
+    MOST_RANKS,
     EngineReading,
     MemberReading,
     adapters_of,
@@ -77,6 +78,9 @@ class Crew:
         if len(set(reading.instance_ids)) != len(members):
             # What is told to both would be done to it twice.
             log.error("two members of an engine are one process: %s", reading.instance_id)
+            raise EngineSilent(Silence.MALFORMED)
+        if reading.world_size > MOST_RANKS:
+            log.error("an engine says that it has %d ranks", reading.world_size)
             raise EngineSilent(Silence.MALFORMED)
         return reading
 

@@ -34,6 +34,9 @@ BOTH = frozenset({ResourceKind.WEIGHTS, ResourceKind.KV_CACHE})
 REFUSES_SINCE = (0, 33)
 """From this version on new requests get 503 while paused by abort or wait; before, they hang."""
 
+MOST_RANKS = 1 << 16
+"""Each is named by its number where an order fails or ends."""
+
 _SPEAKS = {one.value: one for one in (WeightTransferBackend.NCCL, WeightTransferBackend.DISK)}
 
 
@@ -103,6 +106,10 @@ class EngineReading:
             width = self.width(member)
             found += range(member.rank * width, (member.rank + 1) * width)
         return tuple(found)
+
+    @property
+    def world_size(self) -> int:
+        return sum(self.width(member) for member in self.members)
 
     def width(self, member: MemberReading) -> int:
         """How many ranks stand behind one member."""
@@ -189,7 +196,7 @@ def capabilities_of(reading: EngineReading) -> Capabilities:
         components=frozenset(components if updates else ()),
         abort_all=False,
         models=_names(members[0].model),
-        world_size=sum(reading.width(member) for member in members),
+        world_size=reading.world_size,
     )
 
 
@@ -236,7 +243,7 @@ def info_of(reading: EngineReading) -> JsonObject:
             "pipeline_parallel_size": shape.pipeline_parallel_size,
             "data_parallel_size": max(shape.data_parallel_size, len(reading.members)),
             "decode_context_parallel_size": shape.decode_context_parallel_size,
-            "world_size": sum(reading.width(member) for member in reading.members),
+            "world_size": reading.world_size,
         },
         "capacity": {
             "max_model_len": server.max_model_len,
