@@ -164,6 +164,44 @@ async def test_a_sleep_whose_reply_is_lost_is_taken_as_a_sleep(tmp_path: Path) -
 
 
 @pytest.mark.long
+async def test_what_may_be_awake_is_not_woken_on_weights_that_are_gone(tmp_path: Path) -> None:
+    """vLLM opens what is awake already when it is woken once more, whatever its weights are."""
+    async with vllm_gateway(tmp_path) as gateway:
+        gateway.engine.fails["Sleep"] = [(C.INTERNAL, "no memory")]
+        lost = await gateway.carry_out(release(ContentPolicy.DISCARD))
+        assert lost.state is S.FAILED
+        if not (await gateway.facts()).released:
+            await gateway.carry_out(Pause(mode=PauseMode.ABORT))
+            gateway.engine.fails["Sleep"] = [(C.INTERNAL, "no memory")]
+            await gateway.carry_out(release(ContentPolicy.DISCARD))
+        facts = await gateway.facts()
+        assert (facts.released, facts.weights.state) == (BOTH, WeightsState.MISSING)
+        refused = await gateway.carry_out(restore(W, epoch=facts.release_epoch))
+        assert reason(refused) == "SLEEP_STATE_UNKNOWN"
+        assert "WakeUp" not in gateway.engine.orders
+        sure = await gateway.carry_out(release())
+        assert sure.result is not None
+        assert sure.result["changed"] is True
+        epoch = (await gateway.facts()).release_epoch
+        assert (await gateway.carry_out(restore(W, epoch=epoch))).state is S.SUCCEEDED
+        assert gateway.engine.paused
+
+
+@pytest.mark.long
+async def test_one_of_two_members_restarted_while_they_go_to_sleep(tmp_path: Path) -> None:
+    async with vllm_gateway(tmp_path, 2) as gateway:
+        gateway.controls[1].control.hangs["Sleep"] = asyncio.Event()
+        order = await gateway.give(release())
+        await until(lambda: bool(gateway.engine.asleep))
+        await until(lambda: bool(gateway.controls[1].control.named("Sleep")))
+        gateway.controls[1].control.hangs.clear()
+        await gateway.controls[1].restart()
+        assert reason(await gateway.end_of(order)) == "ENGINE_RESTARTED"
+        facts = await gateway.facts()
+        assert (facts.released, facts.admission) == (BOTH, Admission.UNKNOWN)
+
+
+@pytest.mark.long
 async def test_a_wake_up_whose_reply_is_lost_leaves_admission_closed(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:
         await gateway.carry_out(release())

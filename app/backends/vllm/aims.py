@@ -144,10 +144,11 @@ class SleepAim:
         return bool(member.sleeping) and bool(member.paused)
 
     def shown_before(self, kept: Kept) -> bool:
-        return kept.pause is not None
+        # Also where it was paused before: it is taken for a sleep, with a doubt.
+        return False
 
     def took(self, kept: Kept, way: UnderWay, now: datetime, *, settled: bool = True) -> Kept:
-        after = asleep(kept, way)
+        after = replace(asleep(kept, way), sleep_doubt=not settled)
         if kept.pause is not None:
             return after
         by = UnderWay(

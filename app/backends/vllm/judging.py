@@ -102,6 +102,8 @@ def _resume(kept: Kept, reading: EngineReading) -> None:
 
 
 def _release(command: ReleaseResources, kept: Kept) -> None:
+    if kept.released and kept.sleep_doubt:
+        return  # it makes sure
     if kept.released and kept.released != BOTH:
         message = "the engine is half awake: restore the rest first"
         raise refused("FAILED_PRECONDITION", "RESOURCES_RELEASED", message)
@@ -117,6 +119,10 @@ def _release(command: ReleaseResources, kept: Kept) -> None:
 
 def _restore(command: RestoreResources, kept: Kept) -> None:
     rest = kept.released - set(command.resources)
+    if kept.released and kept.sleep_doubt and kept.weights is not WeightsState.VALID:
+        # What is awake already, vLLM opens when it is woken once more.
+        message = "what is released may be awake: release it once more to make sure"
+        raise refused("FAILED_PRECONDITION", "SLEEP_STATE_UNKNOWN", message)
     if kept.released and not rest and kept.weights is not WeightsState.VALID:
         # With its last resource vLLM opens admission by itself.
         message = f"weights are {kept.weights.value}: update them before the last resource"
@@ -173,7 +179,7 @@ def finds_it_done(aim: Aim, kept: Kept, reading: EngineReading) -> bool:
             pause = kept.pause
             return pause is not None and pause.settled and pause.mode is command.mode
         case SleepAim():
-            return bool(kept.released)
+            return bool(kept.released) and not kept.sleep_doubt
         case VersionAim() | LoraAim():
             return True
         case _:

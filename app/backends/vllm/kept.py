@@ -67,8 +67,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """`instance_ids`: of the members, in their order. `sleep_doubt`: somebody else paused the
-    engine, and whether it sleeps besides can't be told. `session_open`: the engine has a weight
+    """`instance_ids`: of the members, in their order. `sleep_doubt`: whether it sleeps can't be
+    told, since somebody else has paused it, or since a release or restore of ours was lost; where
+    `released` names something, that may be awake. `session_open`: the engine has a weight
     session open that nobody goes on with. `group`: that the engine has joined apart from an update,
     and stays in. `weights`: valid unless something is known against it.
     """

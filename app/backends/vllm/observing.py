@@ -62,7 +62,9 @@ def left_behind(kept: Kept, reading: EngineReading) -> Kept:
         spoilt = replace(after, weights=WeightsState.INCONSISTENT, session_open=True)
         return spoilt.changed()
     if way.kind is OperationKind.RELEASE_RESOURCES and _any_asleep(reading):
-        return asleep(after, way)
+        return replace(asleep(after, way), sleep_doubt=True)
+    if way.kind is OperationKind.RESTORE_RESOURCES:
+        return replace(after, sleep_doubt=True)
     if way.kind is OperationKind.PAUSE and way.step == PAUSING and _any_paused(reading):
         if kept.pause is not None:
             # Which of the two modes is in force can't be seen.
@@ -147,7 +149,7 @@ def _pause(kept: Kept, reading: EngineReading, now: datetime) -> Kept:
 def _sleep(kept: Kept, reading: EngineReading) -> Kept:
     if kept.released and not _any_asleep(reading):
         # Awake is not whole: weights that were discarded are missing still.
-        return replace(kept, released=frozenset()).changed()
+        return replace(kept, released=frozenset(), sleep_doubt=False).changed()
     if not kept.released and reading.sleeping and reading.paused is False:
         # Somebody has resumed it in its sleep: only so a sleep shows that we did not order.
         return replace(kept, released=BOTH, release_epoch=kept.release_epoch + 1).changed()

@@ -50,7 +50,7 @@ async def restore(errand: Errand, command: RestoreResources) -> AsyncGenerator[F
     answers = await calls.order("WakeUp", request, errand.longest_s)
     if all(isinstance(one, Refused) for one in answers.values()):
         await errand.give_up(EngineRefused(first_error(answers)))
-    if todo == errand.kept.released:
+    if todo == errand.kept.released or errand.kept.sleep_doubt:
         # At once, on the lines that are up: each moment more lets requests in. What has not
         # answered may be another process by now, and is looked at first.
         awake = [place for place, one in answers.items() if isinstance(one, Done)]
@@ -66,12 +66,11 @@ async def conclude_restore(
     """By what is read; and what is found open is paused again first. `answers` None: nobody heard
     them. Raises OutcomeLost."""
     todo = _todo(errand.kept, command)
-    last = todo == errand.kept.released
     try:
         reading = await errand.read()
         awake = _awake(reading)
         for attempt in range(_TRIES):
-            if not last or reading.paused is True or restarts(errand.kept, reading):
+            if reading.paused is True or restarts(errand.kept, reading):
                 break
             calls = await errand.calls()
             await calls.order("PauseGeneration", _PAUSE, READ_S)
@@ -103,7 +102,7 @@ def _verdict(
     every = set(range(len(reading.members)))
     unsure = every - heard - awake
     if unsure:
-        # All is taken as asleep still: to be woken once more does an awake member no harm.
+        # All is taken as asleep still, with a doubt.
         failing = {place: one for place, one in (answers or {}).items() if place in unsure}
         told = [one for one in failing.values() if not isinstance(one, Lost)]
         message = "whether the resources are there again is not known"
@@ -116,9 +115,12 @@ def _verdict(
                 ranks=reading.ranks(unsure),
                 effect=FailureEffect.APPLIED_IN_PART if heard | awake else FailureEffect.UNKNOWN,
             )
-        return ended(kept.changed(), Failed(error=error))
-    after = replace(kept, released=kept.released - todo, sleep_doubt=False).changed()
-    if after.released:
+        return ended(replace(kept, sleep_doubt=True).changed(), Failed(error=error))
+    gone = kept.released if awake == every else todo
+    after = replace(kept, released=kept.released - gone).changed()
+    if not after.released:
+        after = replace(after, sleep_doubt=False)
+    elif not kept.sleep_doubt:
         return _completed(after)
     if reading.paused is not True:
         message = "the engine is awake, and could not be paused again: admission is open"

@@ -12,7 +12,7 @@ from app.backends.vllm.kept import End, Kept
 from app.backends.vllm.readings import EngineReading
 from app.backends.vllm.refusals import restarted, unknown
 from app.backends.vllm.statuses import Broke, Done, Lost, Refused, Said
-from app.domain.kinds import FailureEffect
+from app.domain.kinds import FailureEffect, Verification
 from app.domain.operation import OperationError
 from app.domain.transitions import Completed, Failed
 
@@ -45,7 +45,11 @@ def verdict(
     assert kept.under_way is not None
     anew = restarts(kept, reading)
     if anew:
-        return ended(kept, Failed(error=restarted(reading.ranks(anew))))
+        after = kept
+        if aim.verified is Verification.UNVERIFIED and len(anew) < len(reading.members):
+            # Of a member that is the old one yet, reading will not show what was done to it.
+            after = aim.took(kept, kept.under_way, now, settled=False)
+        return ended(after, Failed(error=restarted(reading.ranks(anew))))
     shown = {place for place, member in enumerate(reading.members) if aim.shown(member)}
     unlike = set(range(len(reading.members))) - shown
     if answers is not None and not any(isinstance(one, Lost) for one in answers.values()):
