@@ -141,11 +141,12 @@ def serving(
 def wait_until_healthy(server: Server) -> None:
     """Raises: AssertionError with the log's end, when it died or took longer than START_S."""
     ends = time.monotonic() + START_S
+    http = httpx2.Client(base_url=server.url, timeout=5)
     while True:
         assert server.process.poll() is None, f"{server.name} did not start:\n{server.tail(400)}"
         assert time.monotonic() < ends, f"{server.name} was not healthy in time:\n{server.tail()}"
         try:
-            if httpx2.get(f"{server.url}/health", timeout=5).status_code == 200:
+            if http.get("/health").status_code == 200:
                 return
         except httpx2.HTTPError:
             pass

@@ -8,12 +8,12 @@ reason in `DIFFERENCES`; a reason that is not needed any more is as wrong as one
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from tests.http.compat.layered import Layered
+import httpx2
 
 RECORDED = Path(__file__).with_name("recorded.jsonl")
 
@@ -93,8 +93,15 @@ class Compared:
         return bool(self.differs) == (self.reason is not None)
 
 
-async def compared(vllm: Layered) -> list[Compared]:
-    """One after the other: what a request meets is what those before it left behind."""
+class Calls(Protocol):
+    """Whatever answers as the layer does."""
+
+    async def call(self, method: str, path: str, **how: Any) -> httpx2.Response: ...
+
+
+async def compared(vllm: Calls, placed: Callable[[str], str] = lambda sent: sent) -> list[Compared]:
+    """One after the other: what a request meets is what those before it left behind. `placed`: a
+    body with the paths that are right there."""
     found = []
     for line in RECORDED.read_text().splitlines():
         row = json.loads(line)
@@ -103,7 +110,7 @@ async def compared(vllm: Layered) -> list[Compared]:
             row["method"],
             row["path"],
             headers={} if kind is None else {"content-type": kind},
-            **({} if row["sent"] is None else {"content": row["sent"].encode()}),
+            **({} if row["sent"] is None else {"content": placed(row["sent"]).encode()}),
         )
         ours = (answer.status_code, answer.headers.get("content-type"), form_of(answer.text))
         theirs = (row["status"], row["type"], form_of(row["said"]))
