@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from app.domain.commands import UnderPause, UpdateWeights, command_of
-from app.domain.errors import ChunkOutOfOrder
+from app.domain.errors import ChunkOutOfOrder, EngineBusy, SessionClosed, UnknownSession
 from app.domain.facts import EngineFacts
 from app.domain.kinds import (
     Component,
@@ -51,6 +51,7 @@ from app.http.compat.refusals import BadBody, OrderFailed, WouldHarm
 from app.http.compat.transfers import Piece, piece_of, transfer_of, ways
 from app.http.records import caller_of
 from app.http.refusals import Closing
+from app.ledger.stages import Taken
 from app.operations.sessions import StageRequest, is_staged
 from app.operations.stage_sending import session_id_of
 
@@ -67,6 +68,11 @@ class _Open:
     operation: Operation
     session_id: str
     transfer: Transfer
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        begun = command_of(OperationKind.UPDATE_WEIGHTS, self.operation.request)
+        return cast("UpdateWeights", begun).components
 
 
 def init_asked(asked: Asked) -> Mapping[str, Any]:
@@ -124,8 +130,7 @@ async def _start(call: CompatCall, component: Component) -> None:
     found = await _open(call)
     if found is not None:
         taken = await call.house.ledger.stages.taken(found.operation.id)
-        same = command_of(OperationKind.UPDATE_WEIGHTS, found.operation.request)
-        if taken.calls or cast("UpdateWeights", same).components != (component,):
+        if taken.calls or found.components != (component,):
             raise WouldHarm(
                 "a weight update of yours is open: finish it, or shut the transfer down"
             )
@@ -181,7 +186,11 @@ async def finish(call: CompatCall, version: str | None) -> None:
             await _finished_already(call, version)
         return
     taken = await call.house.ledger.stages.taken(found.operation.id)
-    operation = await _go_on(call, found, CommitSession(taken.chunks, version), "finish")
+    try:
+        operation = await _close(call, found, CommitSession(taken.chunks, version), "finish")
+    except UnknownSession:  # it has ended meanwhile, by the same call most likely
+        await _finished_already(call, version)
+        return
     operation = await call.ended(operation)
     told = (operation.result or {}).get("weight_version")
     if version is not None and told != version:
@@ -191,7 +200,7 @@ async def finish(call: CompatCall, version: str | None) -> None:
 async def shutdown(call: CompatCall, _: None) -> None:
     found = await _open(call)
     if found is not None:
-        operation = await _go_on(
+        operation = await _close(
             call, found, AbortSession("the transfer was shut down"), "shutdown"
         )
         await call.until(operation, lambda one: one.done)
@@ -217,7 +226,14 @@ async def _begin(
         components=(component,),
         check_finite=check_finite,
     )
-    operation = await call.begin(command, "start")
+    try:
+        operation = await call.begin(command, "start")
+    except EngineBusy:
+        # Of the same call twice at once each has a session of another name.
+        twin = await _open(call)
+        if twin is None or twin.transfer != transfer or twin.components != command.components:
+            raise
+        operation, session_id = twin.operation, twin.session_id
     operation = await call.until(operation, lambda one: one.engine_operation_id is not None)
     if operation.done and operation.state is not OperationState.SUCCEEDED:
         raise OrderFailed(operation)
@@ -226,15 +242,34 @@ async def _begin(
 
 async def _take_piece(call: CompatCall, found: _Open, payload: Payload) -> tuple[int, Operation]:
     """Its index. A piece that is the very same as the latest one is that one sent again."""
-    stages = call.house.ledger.stages
-    taken = await stages.taken(found.operation.id)
+    taken = await call.house.ledger.stages.taken(found.operation.id)
     index = taken.chunks
-    if taken.calls and not taken.closed:
-        (latest,) = await stages.after(found.operation.id, taken.calls - 1, 1)
-        if isinstance(latest.stage, Chunk) and latest.stage.payload == payload:
-            return latest.stage.index, found.operation
+    latest = await _latest(call, found, taken)
+    if isinstance(latest, Chunk) and latest.payload == payload:
+        return latest.index, found.operation
     operation = await _go_on(call, found, Chunk(index, payload), "piece")
     return index, operation
+
+
+async def _close(call: CompatCall, found: _Open, stage: Stage, part: str) -> Operation:
+    """Or the very same call, which has closed the session already and is under way. Raises
+    SessionClosed, UnknownSession."""
+    stages = call.house.ledger.stages
+    if stage == await _latest(call, found, await stages.taken(found.operation.id)):
+        return found.operation
+    try:
+        return await _go_on(call, found, stage, part)
+    except SessionClosed:
+        if stage != await _latest(call, found, await stages.taken(found.operation.id)):
+            raise
+        return found.operation
+
+
+async def _latest(call: CompatCall, found: _Open, taken: Taken) -> Stage | None:
+    if not taken.calls:
+        return None
+    (latest,) = await call.house.ledger.stages.after(found.operation.id, taken.calls - 1, 1)
+    return latest.stage
 
 
 async def _go_on(call: CompatCall, found: _Open, stage: Stage, part: str) -> Operation:

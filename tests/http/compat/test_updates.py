@@ -88,6 +88,25 @@ async def test_each_call_may_come_twice(vllm: Layered) -> None:
     assert (await vllm.kinds()).count("update_weights") == 2
 
 
+async def test_each_call_may_come_twice_at_once(vllm: Layered) -> None:
+    """As from a client that waits less long than the engine takes, and tries again."""
+    await vllm.does("/init_weight_transfer_engine", {"init_info": GROUP})
+    await vllm.does("/pause?mode=keep")
+    for path, body in (
+        ("/start_weight_update", None),
+        ("/update_weights", {"update_info": TENSORS}),
+        ("/finish_weight_update", {"weight_version": "step-1"}),
+    ):
+        first, second = await asyncio.gather(vllm.does(path, body), vllm.does(path, body))
+        assert first == second
+    assert await vllm.kinds() == ["pause", "update_weights"]
+    assert list(vllm.engine.staged.values()) == [[0], [0]]
+    await vllm.does("/start_weight_update")
+    shutting = [vllm.does("/shutdown_weight_transfer_engine") for _ in range(2)]
+    first, second = await asyncio.gather(*shutting)
+    assert first == second
+
+
 @pytest.mark.long
 async def test_pieces_of_a_group(vllm: Layered) -> None:
     await begun(vllm, GROUP)
