@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from app.domain.commands import Pause, ReleaseResources, RestoreResources, Resume
-from app.domain.errors import ResourcesReleased, StaleReleaseEpoch, UnsupportedOperation
+from app.domain.errors import (
+    ResourcesReleased,
+    StalePauseEpoch,
+    StaleReleaseEpoch,
+    UnsupportedOperation,
+)
 from app.domain.kinds import (
     Admission,
     ContentPolicy,
@@ -254,7 +259,6 @@ async def test_a_member_that_does_not_wake_is_named(tmp_path: Path) -> None:
         assert (await gateway.carry_out(restore())).state is S.SUCCEEDED
 
 
-@pytest.mark.long
 async def test_who_resumes_a_sleeping_engine_is_seen(tmp_path: Path) -> None:
     """Past the gateway: what it would have refused, vLLM takes."""
     async with vllm_gateway(tmp_path) as gateway:
@@ -263,3 +267,14 @@ async def test_who_resumes_a_sleeping_engine_is_seen(tmp_path: Path) -> None:
         facts = await gateway.facts()
         assert (facts.admission, facts.released) == (Admission.OPEN, BOTH)
         assert not facts.serving
+        # Who wakes it pauses it anew, and can lift that; the pause of before is gone.
+        woken = await gateway.carry_out(restore())
+        assert woken.state is S.SUCCEEDED
+        after = await gateway.facts()
+        assert after.pause is not None
+        assert (after.pause.mode, after.pause.by) == (PauseMode.KEEP, woken.id)
+        assert after.pause_epoch == facts.pause_epoch + 1
+        with pytest.raises(StalePauseEpoch):
+            await gateway.give(Resume(pause_epoch=facts.pause_epoch))
+        resumed = await gateway.carry_out(Resume(pause_epoch=after.pause_epoch))
+        assert (resumed.state, gateway.engine.generate()) == (S.SUCCEEDED, "tokens")

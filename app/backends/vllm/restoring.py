@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from datetime import datetime
 
 from app.backends.port import EngineRefused
 from app.backends.vllm.aims import released
@@ -81,7 +82,7 @@ async def conclude_restore(
         async for fact in errand.end(ended(errand.kept, Failed(error=dead()))):
             yield fact
         return
-    found = _verdict(errand.kept, todo, reading, awake, answers)
+    found = _verdict(errand.kept, todo, reading, awake, answers, errand.now())
     async for fact in errand.end(found):
         yield fact
 
@@ -92,6 +93,7 @@ def _verdict(
     reading: EngineReading,
     awake: set[int],
     answers: dict[int, Said] | None,
+    now: datetime,
 ) -> Verdict:
     """`awake`: the places of members that were seen open, which shows that nothing of them slept
     any more."""
@@ -127,8 +129,11 @@ def _verdict(
         places = {place for place, member in enumerate(reading.members) if not member.paused}
         error = unknown("ADMISSION_LEFT_OPEN", message, reading.ranks(places), in_part=True)
         return ended(after, Failed(error=error))
-    pause = after.pause or HeldPause(mode=PauseMode.KEEP)
-    frozen = replace(pause, mode=PauseMode.KEEP, settled=True)
+    if after.pause is None:  # somebody had opened it in its sleep: this pause is the order's own
+        assert kept.under_way is not None
+        own = HeldPause(mode=PauseMode.KEEP, by=kept.under_way.operation_id, since=now)
+        return _completed(replace(after, pause=own, pause_epoch=after.pause_epoch + 1))
+    frozen = replace(after.pause, mode=PauseMode.KEEP, settled=True)
     return _completed(replace(after, pause=frozen))
 
 
