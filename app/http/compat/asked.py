@@ -11,12 +11,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qsl
 
 from app.http.compat.refusals import BadBody, Invalid
 
 _TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
 _FALSE = frozenset({"false", "0", "no", "off", "f", "n"})
 _NOTHING = object()
+_FORM = "application/x-www-form-urlencoded"
 BIGGEST = (1 << 31) - 1
 """As much as any number goes that is sent on."""
 
@@ -79,17 +81,22 @@ class Asked:
         BadBody for one that asks for something else, which vLLM would not even see."""
         said = self._ignored()
         for name, value in effective.items():
-            if said.get(name, _NOTHING) not in (_NOTHING, value):
+            given = said.get(name, _NOTHING)
+            if given not in (_NOTHING, value, _in_form(value)):
                 raise BadBody(
                     f"{name} is taken from the query of this endpoint, not from its body, and the "
                     "body asks for something else. Nothing was done."
                 )
 
     def _ignored(self) -> Mapping[str, Any]:
+        """Also what `curl -d mode=keep` sends, as texts."""
         try:
             found = json.loads(self.body) if self.body else {}
         except (ValueError, RecursionError):
-            return {}
+            if self.content_type != _FORM:
+                return {}
+            fields = parse_qsl(self.body.decode("utf-8", "replace"))
+            return {name: value.lower() for name, value in fields}
         return found if isinstance(found, dict) else {}
 
     def raw_object(self) -> Mapping[str, Any]:
@@ -157,12 +164,25 @@ _WORDS: Mapping[type, tuple[str, str]] = {
 }
 
 
+def _in_form(value: Any) -> str:
+    """As a form says it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def _parsed(body: bytes) -> Any:
     """Strict where engines, databases and wires differ. Raises ValueError, RecursionError."""
-    found = json.loads(body, parse_constant=_no_constant)
+    found = json.loads(body, parse_constant=_no_constant, object_pairs_hook=_once)
     # Half a character has no bytes, and NUL has no place in every database.
     if b"\\u0000" in json.dumps(found, ensure_ascii=False).encode("utf-8"):
         raise ValueError("NUL")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two lists of requests to be ended, the second may be the empty one, which means all."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice in one object")
     return found
 
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from app.domain.kinds import PauseMode
 from app.http.compat.asked import Asked, field
+from app.http.compat.pauses import pause_asked, sleep_asked, tags_asked
 from app.http.compat.refusals import BadBody, Invalid
 from app.http.compat.table import ROWS
 from app.http.compat.transfers import piece_of, transfer_of
+from app.http.compat.works import abort_asked
 from tests.enginekit.client import client_of
 from tests.enginekit.client import until as settled
 from tests.http.compat.layered import Layered, layered
@@ -186,6 +189,32 @@ async def test_every_endpoint_takes_the_scopes_that_it_names(vllm: Layered) -> N
 def test_what_can_not_be_read(asked: Asked, read: Any) -> None:
     with pytest.raises((Invalid, BadBody)):
         read(asked)
+
+
+FORM = "application/x-www-form-urlencoded"
+TWICE = b'{"request_ids": ["a"], "request_ids": []}'
+
+
+@pytest.mark.parametrize(
+    ("asked", "read"),
+    [
+        (Asked(body=b"mode=keep", content_type=FORM), pause_asked),
+        (Asked(body=b'{"mode": "keep"}', content_type=FORM), pause_asked),
+        (Asked(query=(("level", "1"),), body=b"level=2", content_type=FORM), sleep_asked),
+        (Asked(body=b"tags=weights", content_type=FORM), tags_asked),
+        (Asked(body=TWICE), abort_asked),
+    ],
+)
+def test_what_would_do_more_than_was_meant(asked: Asked, read: Any) -> None:
+    """`curl -d mode=keep`, where the body is not looked at; a list that another one hides."""
+    with pytest.raises(BadBody):
+        read(asked)
+
+
+def test_a_form_may_repeat_what_takes_effect() -> None:
+    body = b"mode=keep&clear_cache=True&other=1"
+    found = pause_asked(Asked(query=(("mode", "keep"),), body=body, content_type=FORM))
+    assert found.mode is PauseMode.KEEP
 
 
 def test_what_can_be_read() -> None:
