@@ -19,12 +19,13 @@ _MOST = 1024
 @dataclass(frozen=True, slots=True)
 class Announced:
     """What a trainer has said of an engine: `transfer` by init, None where it says nothing (from
-    disk). `component`: an update has been started, and begins with its first piece; `checkpoint`:
-    that piece, where the engine takes no other and gets it with the finish. `shut`: the transfer
-    was shut down since."""
+    disk). `component`: an update has been started, and begins with its first piece, under the pause
+    of `pause_epoch`; `checkpoint`: that piece, where the engine takes no other and gets it with the
+    finish. `shut`: the transfer was shut down since."""
 
     transfer: Transfer | None = None
     component: Component | None = None
+    pause_epoch: int | None = None
     checkpoint: DiskWeights | None = None
     check_finite: bool = False
     shut: bool = False

@@ -12,7 +12,7 @@ from app.domain.kinds import Admission, CachePolicy, Component, PauseMode, Resou
 from app.domain.weight_sources import DiskWeights
 from app.http.compat.announcements import Announced
 from app.http.compat.giving import CompatCall
-from app.http.compat.refusals import BadBody
+from app.http.compat.refusals import BadBody, WouldHarm
 from app.http.compat.transfers import Piece
 
 UNNAMED = "default"
@@ -32,6 +32,7 @@ async def update_by(
 ) -> None:
     facts = await call.facts()
     refuse_unless_still(facts)
+    refuse_unless_as_started(announced, facts)
     command = UpdateWeights(
         source=checkpoint,
         weight_version=version or facts.weights.version or UNNAMED,
@@ -52,6 +53,14 @@ def cache_policy_under(call: CompatCall, facts: EngineFacts) -> CachePolicy:
     frozen = facts.pause is not None and facts.pause.mode is PauseMode.KEEP
     keeps = frozen and CachePolicy.KEEP in call.can.cache_policies
     return CachePolicy.KEEP if keeps else CachePolicy.FLUSH
+
+
+def refuse_unless_as_started(announced: Announced, facts: EngineFacts) -> None:
+    """What was started under an earlier pause may be of a step long past, that the caller has gone
+    on with at another gateway: its checkpoint would be loaded in the name of this one's. Raises
+    WouldHarm."""
+    if announced.pause_epoch != facts.pause_epoch:
+        raise WouldHarm("the engine was paused anew since start_weight_update: start again")
 
 
 def refuse_unless_still(facts: EngineFacts) -> None:

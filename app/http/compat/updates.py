@@ -43,6 +43,7 @@ from app.http.compat.checkpoints import (
     UNNAMED,
     cache_policy_under,
     keep_whole,
+    refuse_unless_as_started,
     refuse_unless_still,
     update_by,
 )
@@ -141,7 +142,7 @@ async def _start(call: CompatCall, component: Component) -> None:
     if announced.transfer is not None:
         await _begin(call, announced.transfer, component, facts, check_finite=False)
     else:
-        waits = Announced(None, component)
+        waits = Announced(None, component, facts.pause_epoch)
         call.house.announcements.keep(call.engine.id, call.actor, waits)
 
 
@@ -155,6 +156,7 @@ async def update(call: CompatCall, update_info: Any) -> None:
         assert piece.transfer is not None
         facts = await call.facts()
         refuse_unless_still(facts)
+        refuse_unless_as_started(announced, facts)
         component, finite = announced.component, piece.check_finite
         if WeightTransferBackend.DISK not in call.can.weight_sessions:
             keep_whole(call, announced, piece)

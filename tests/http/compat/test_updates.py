@@ -309,3 +309,20 @@ async def test_an_engine_that_takes_checkpoints_whole(tmp_path: Path) -> None:
         assert (await vllm.post("/finish_weight_update")).status_code == 409
         group = await vllm.post("/init_weight_transfer_engine", {"init_info": GROUP})
         assert group.status_code == 501
+
+
+async def test_what_was_started_under_another_pause_is_not_finished(tmp_path: Path) -> None:
+    """As what one of two gateways remembers of a step that the other one has ended."""
+    async with layered(tmp_path, engine=WholeEngine) as vllm:
+        await vllm.does("/pause?mode=keep")
+        await vllm.does("/start_weight_update")
+        await vllm.does("/update_weights", PIECE)
+        await vllm.does("/resume")
+        await vllm.does("/pause?mode=keep")
+        for path, body in (
+            ("/finish_weight_update", {"weight_version": "step-2"}),
+            ("/update_weights", PIECE),
+        ):
+            assert (await vllm.post(path, body)).status_code == 409
+        assert await vllm.kinds() == ["pause", "resume", "pause"]
+        assert await vllm.reads("/weight_info") == {"weight_version": "v1"}
