@@ -173,9 +173,7 @@ async def _caller(gate: Gate, request: Request, *, proven: bool = False) -> Prin
     return await gate.verifier.verify_bound(token, shown)
 
 
-def caller_without_token(
-    gate: Gate, request: Request, *, token_sent: bool = False
-) -> Principal | None:
+def caller_without_token(gate: Gate, request: Request, *, token_sent: bool) -> Principal | None:
     """Whoever the connection or the address proves; None: nobody. Whoever shows a token is judged
     by it alone, once the secret in the address, if there is one, is known to be good.
 
@@ -197,7 +195,7 @@ def caller_without_token(
 
 
 async def caller_by_session(
-    desk: SessionDesk, request: Request, *, going_on: bool = False
+    desk: SessionDesk, request: Request, *, going_on: bool
 ) -> Principal | None:
     """Whoever is logged in in this browser; None: it shows no session. `going_on`: for an answer
     that has begun already, which shows nobody at work; nor does a stream, which browsers open again

@@ -26,6 +26,7 @@ from app.auth.tokens.issuers import IssuerConfig
 from app.auth.tokens.verifier import TokenVerifier
 from app.devidp.codes import page_code
 from app.ledger import Ledger
+from app.ledger.browser_sessions import StoredSession
 from app.ledger.values import AuditFilter
 from tests.devidp.flows import ADMIN, INFERENCE, SECRET, URL, Clock, Issuing, issuing
 
@@ -176,6 +177,15 @@ class Housed:
         session = await house.desk.found([cookie])
         assert session is not None
         return await house.desk.principal(session, Visitor(), in_use=in_use)
+
+    async def reseal(self, session: StoredSession, sealed: bytes) -> None:
+        """Have other tokens in its row."""
+        store = self.ledger.browser_sessions
+        assert await store.claim_refresh(session.digest, session.version, "test", session.ends_at)
+        ends_at = session.access_ends_at
+        assert await store.refreshed(
+            session.digest, session.version, "test", sealed=sealed, access_ends_at=ends_at
+        )
 
     async def audited(self) -> list[tuple[str, str | None]]:
         """Oldest first."""

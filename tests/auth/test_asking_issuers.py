@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from app.auth.tokens.errors import IssuerUnavailable, TokenInactive
+from app.auth.tokens.fetch import discovery_urls, fetch_document, post_form
 from app.auth.tokens.introspection import IntrospectionTimings
 from app.auth.tokens.issuers import IntrospectionConfig
 from app.auth.tokens.verifier import TokenVerifier
@@ -179,3 +181,26 @@ async def test_one_found_inactive_again_is_the_newest(
         with pytest.raises(TokenInactive):
             await verifier.verify(token)
     assert origin.requests[PATH] == 4
+
+
+async def test_documents_are_got_and_forms_are_posted() -> None:
+    def answer(asked: httpx2.Request) -> httpx2.Response:
+        async def body() -> AsyncIterator[bytes]:
+            yield f"{asked.method} {asked.url}".encode()
+
+        return httpx2.Response(200, content=body())
+
+    url = "https://id.test/a"
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as http:
+        assert await fetch_document(http, url) == f"GET {url}".encode()
+        assert await post_form(http, url, {"a": "b"}, {}) == f"POST {url}".encode()
+
+
+@pytest.mark.parametrize("path", ["", "/tenant", "/tenants/X"])
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_where_an_issuer_s_metadata_are(path: str, slash: str) -> None:
+    origin = "https://id.test:8443"
+    assert discovery_urls(f"{origin}{path}{slash}") == (
+        f"{origin}{path}/.well-known/openid-configuration",
+        f"{origin}/.well-known/oauth-authorization-server{path}",
+    )

@@ -47,15 +47,6 @@ async def stored(at: Housed, house: LoginHouse, cookie: str) -> StoredSession:
     return session
 
 
-async def resealed(at: Housed, session: StoredSession, sealed: bytes) -> None:
-    store = at.ledger.browser_sessions
-    assert await store.claim_refresh(session.digest, session.version, "test", session.ends_at)
-    ends_at = session.access_ends_at
-    assert await store.refreshed(
-        session.digest, session.version, "test", sealed=sealed, access_ends_at=ends_at
-    )
-
-
 async def keep_busy(at: Housed, house: LoginHouse, cookie: str, seconds: int) -> None:
     """Somebody at work, who is never away for long."""
     for passed in range(0, seconds, 1500):
@@ -146,7 +137,7 @@ async def test_without_a_refresh_token_it_ends_with_its_token(at: Housed) -> Non
     cookie = await at.log_in(house)
     session = await stored(at, house, cookie)
     none = replace(house.desk._safe.take(session), refresh=None)  # as other issuers give none
-    await resealed(at, session, house.desk._safe.put(session.digest, none))
+    await at.reseal(session, house.desk._safe.put(session.digest, none))
     at.clock.wait(TTL_S + 29)  # within the leeway
     await at.who(house, cookie)
     at.clock.wait(1)
@@ -176,7 +167,7 @@ async def test_tokens_of_one_row_are_none_in_another(at: Housed) -> None:
     ada, vera = await at.log_in(house, "ada"), await at.log_in(house, "vera")
     hers = await stored(at, house, ada)
     mine = await stored(at, house, vera)
-    await resealed(at, mine, hers.sealed)
+    await at.reseal(mine, hers.sealed)
     with pytest.raises(SessionEnded):
         await at.who(house, vera)
 

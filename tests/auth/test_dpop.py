@@ -13,8 +13,9 @@ import pytest
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
 from app.auth.tokens.dpop import MAX_PROOF_CHARS, Shown, check_proof
-from app.auth.tokens.errors import ProofInvalid, TokenRefused
+from app.auth.tokens.errors import NonceNeeded, ProofInvalid, TokenRefused
 from app.auth.tokens.issuers import DpopUse, IssuerConfigError
+from app.auth.tokens.nonces import Nonces
 from app.auth.tokens.verifier import TokenVerifier
 from app.domain.scopes import Scope
 from tests.auth.conftest import ADMIN, Clock, Verifiers
@@ -329,3 +330,20 @@ async def test_a_nonce_needs_proofs_and_something_that_makes_it(bound: Bound, cl
         TokenVerifier(
             [config], http=bound.verifiers.http, now=clock.now, proofs=bound.verifiers.proofs
         )
+
+
+async def test_a_proof_repeats_a_nonce_of_this_service_where_its_issuer_s_settings_say_so(
+    bound: Bound, clock: Clock
+) -> None:
+    nonces, token = Nonces(b"k" * 32, clock.now), bound.token()
+    wants, does_not = (
+        bound.verifiers.make(
+            bound.verifiers.config(dpop=DpopUse.ALLOWED, dpop_nonce=wanted), nonces=nonces
+        )
+        for wanted in (True, False)
+    )
+    for wrong in ({}, {"nonce": "x"}):
+        with pytest.raises(NonceNeeded) as needed:
+            await wants.verify_bound(token, bound.shown(token, **wrong))
+        assert await does_not.verify_bound(token, bound.shown(token, **wrong))
+    assert await wants.verify_bound(token, bound.shown(token, nonce=needed.value.nonce))

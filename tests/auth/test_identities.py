@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import pty
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from ssl import CERT_REQUIRED, OP_NO_COMPRESSION, OP_NO_TICKET, TLSVersion
@@ -247,3 +250,40 @@ def test_certificates_as_they_last_were_whole(tmp_path: Path) -> None:
     assert live.context is third
     with pytest.raises(OSError, match=r"ca\.pem"):
         LiveCertificates(files)
+
+
+ASKING = """
+import fcntl, sys, termios
+from pathlib import Path
+from app.auth.identities.certificates import ServerFiles
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+certificate, key, client_ca = map(Path, sys.argv[1:])
+try:
+    ServerFiles(certificate, key, client_ca).context(client_ca.read_bytes())
+except OSError:
+    print("refused")
+"""
+
+
+def test_nobody_at_a_terminal_is_asked_for_a_password(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("localhost")
+    locked = BestAvailableEncryption(b"nobody types it")
+    plain = load_pem_private_key(key.read_bytes(), None)
+    key.write_bytes(plain.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked))
+    ours, terminal = pty.openpty()
+    try:
+        os.write(ours, b"typed\n")  # for whoever asks, so that nothing waits
+        subprocess.run(
+            [sys.executable, "-c", ASKING, certificate, key, authority.path],
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+            check=True,
+        )
+        said = os.read(ours, 4096).decode().split()
+    finally:
+        os.close(terminal)
+        os.close(ours)
+    assert said == ["typed", "refused"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.auth.policy.live import LivePolicy
-from app.auth.policy.reading import MAX_BYTES, PolicyRefused, read_policy
+from app.auth.policy.reading import MAX_BYTES, PolicyRefused, read_engines, read_policy
 from app.auth.policy.rules import Policy, Rule, Who
 from app.domain.kinds import OperationKind
 from app.domain.scopes import Scope
@@ -213,6 +214,37 @@ def test_the_shortest_and_the_longest_name_of_a_caller(field: str, name: str, ta
 def test_where_a_fault_of_engines_is(written: str, place: str) -> None:
     assert [fault.partition(": ")[0] for fault in faults(MINIMAL.replace('"all"', written))] == [
         place
+    ]
+
+
+X = {"a": frozenset({"x"})}
+
+
+@pytest.mark.parametrize(
+    ("said", "engines"),
+    [
+        ("all", Selector()),
+        ({"id": "e1"}, Selector(ids=frozenset({"e1"}))),
+        ({"labels": {"a": "x"}}, Selector(labels=X)),
+        ({"without": {"a": ["x"]}}, Selector(without=X)),
+    ],
+)
+def test_engines_where_something_else_than_a_rule_says_which(said: Any, engines: Selector) -> None:
+    assert read_engines(said) == engines
+
+
+@pytest.mark.parametrize("place", [(), ("caller.engines",)])
+def test_where_a_fault_of_such_engines_is(place: tuple[str, ...]) -> None:
+    with pytest.raises(PolicyRefused) as refused:
+        read_engines({"ids": "e1", "id": "E1"}, *place)
+    at = place[0] if place else "engines"
+    assert [fault.place for fault in refused.value.faults] == [f"{at}.ids", f"{at}.id"]
+
+
+def test_rules_without_a_name_are_not_of_one_name() -> None:
+    nameless = MINIMAL.replace('name = "r"\n', "")
+    assert faults(nameless + nameless) == [
+        f"rules[{number}].name: is needed: 1 to 100 printable characters" for number in (1, 2)
     ]
 
 

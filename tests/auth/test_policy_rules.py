@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from app.auth.policy.rules import Permit, Policy, RefusedByPolicy, Rule, Who
+from app.auth.policy.rules import Grant, Permit, Policy, RefusedByPolicy, Rule, Who
 from app.auth.principal import AudienceKind, Principal
 from app.auth.tokens.errors import InsufficientScope
 from app.domain.errors import UnknownEngine
@@ -165,3 +165,42 @@ def test_a_selector_in_words() -> None:
         without={"tier": frozenset({"gold"})},
     )
     assert chosen.in_words() == "id 'e1' or 'e2' and env = 'dev' and not tier = 'gold'"
+
+
+@pytest.mark.parametrize(
+    ("missing", "where", "left"),
+    [
+        ((Scope.READ,), "", "the scope admin:read"),
+        ((Scope.READ, Scope.PAUSE), " here", "the scopes admin:pause and admin:read here"),
+        ((), "", "any scope"),
+    ],
+)
+def test_which_scopes_are_wanted(missing: tuple[Scope, ...], where: str, left: str) -> None:
+    refused = RefusedByPolicy.for_want_of(missing, where)
+    assert refused.message == f"The gateway's policy does not leave you {left}."
+
+
+@pytest.mark.parametrize("field", ["issuer", "subject", "client", "group"])
+def test_each_thing_that_a_rule_asks_of_its_callers(field: str) -> None:
+    caller = principal(groups=frozenset({"ops"}))
+    right = {"issuer": caller.issuer, "subject": "ada", "client": "console", "group": "ops"}
+    assert Who(**{f"{field}s": frozenset({right[field], "x"})}).unmet(caller) == ()
+    assert Who(**{f"{field}s": frozenset({"x"})}).unmet(caller) == (field,)
+
+
+def test_what_is_granted_by_which_rule_and_on_a_caller_s_own_engines_alone() -> None:
+    caller = principal(Scope.READ, Scope.PAUSE)
+    own = Selector(ids=frozenset({"e1"}))
+    both = Selector(ids=own.ids, labels=DEV.labels)
+    permit = POLICY.permit(caller)
+    assert permit.grants == (
+        Grant("all", frozenset({Scope.READ}), Selector()),
+        Grant("dev", frozenset({Scope.PAUSE}), DEV),
+    )
+    assert permit.within(own).grants == (
+        Grant("all", frozenset({Scope.READ}), own),
+        Grant("dev", frozenset({Scope.PAUSE}), both),
+    )
+    assert permit.within(Selector()) is permit
+    assert Permit(caller).within(own).grants == (Grant("", caller.scopes, own),)
+    assert Permit(caller).within(Selector()).grants is None

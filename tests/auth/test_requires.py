@@ -93,6 +93,11 @@ name = "pausers"
 who = "anyone"
 scopes = ["admin:pause"]
 engines = { labels = { team = "x" } }
+[[rules]]
+name = "pausers of one"
+who = "anyone"
+scopes = ["admin:pause"]
+engines = { id = "e2" }
 """
 
 
@@ -195,6 +200,8 @@ async def test_the_policy_has_to_leave_the_scope_on_the_engine(verifiers: Verifi
     asked.state.about = About("e1", {"team": "y"})
     with pytest.raises(UnknownEngine):
         await Need((PAUSE,)).admit(asked)
+    asked.state.about = About("e2", {"team": "y"})
+    assert await Need((PAUSE,)).admit(asked)
 
 
 async def test_what_the_settings_have_against_it(verifiers: Verifiers) -> None:
