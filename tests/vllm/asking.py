@@ -95,8 +95,9 @@ def _read(server: Server, stream: Stream, request_id: str, max_tokens: int) -> N
     stream.connection = connection
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-        for line in connection.getresponse():
-            _note(stream, line.removeprefix(b"data: ").strip())
+        with connection.getresponse() as answer:
+            for line in answer:
+                _note(stream, line.removeprefix(b"data: ").strip())
     except (OSError, http.client.HTTPException) as error:
         stream.error = repr(error)
     finally:

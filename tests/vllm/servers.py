@@ -141,16 +141,22 @@ def serving(
 def wait_until_healthy(server: Server) -> None:
     """Raises: AssertionError with the log's end, when it died or took longer than START_S."""
     ends = time.monotonic() + START_S
-    http = httpx2.Client(base_url=server.url, timeout=5)
-    while True:
-        assert server.process.poll() is None, f"{server.name} did not start:\n{server.tail(400)}"
-        assert time.monotonic() < ends, f"{server.name} was not healthy in time:\n{server.tail()}"
-        try:
-            if http.get("/health").status_code == 200:
-                return
-        except httpx2.HTTPError:
-            pass
-        time.sleep(0.25)
+    with httpx2.Client(base_url=server.url, timeout=5) as http:
+        while not is_healthy(http):
+            assert server.process.poll() is None, (
+                f"{server.name} did not start:\n{server.tail(400)}"
+            )
+            assert time.monotonic() < ends, (
+                f"{server.name} was not healthy in time:\n{server.tail()}"
+            )
+            time.sleep(0.25)
+
+
+def is_healthy(http: httpx2.Client) -> bool:
+    try:
+        return http.get("/health").status_code == 200
+    except httpx2.HTTPError:
+        return False
 
 
 def stop(server: Server) -> None:
