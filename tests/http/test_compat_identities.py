@@ -85,6 +85,7 @@ async def test_a_secret_in_the_path_counts_within_this_machine(here: Callers) ->
         {"Origin": "http://localhost"},
         {"Sec_Fetch_Site": "cross-site"},
         {"X_Forwarded_For": "10.0.0.1"},
+        {"X_Forwarded_Proto": "https"},
         {"Via": "1.1 proxy"},
     ):
         refused = await here.by_path(SECRET, **marks)

@@ -30,7 +30,7 @@ _ENGINE = re.compile(r"(/compat/[^/]+/)([^/~]+)(?:~([^/]*))?(/.*)?", re.DOTALL)
 _SECRET = re.compile(r"~[^/]*")
 _NO_ENGINE = "~"
 """No engine can be called so: their ids have letters, digits and hyphens."""
-_PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_PASSED_ON = re.compile(r"forwarded|via|x-real-ip|x-forwarded-.*")
 _OF_BROWSERS = ("origin", "sec-fetch-site")
 
 
@@ -100,5 +100,5 @@ def _set_path(scope: Scope, path: str) -> None:
 
 def _is_direct(headers: Any) -> bool:
     hosts = headers.getlist("host")
-    passed_on = any(name in headers for name in _PASSED_ON)
+    passed_on = any(_PASSED_ON.fullmatch(name) for name in headers)
     return not passed_on and [host_named(host) for host in hosts] == ["localhost"]
