@@ -75,6 +75,16 @@ async def test_more_ranks_than_can_be_are_not_believed(tmp_path: Path) -> None:
         assert (await gateway.carry_out(KEEP)).state is S.SUCCEEDED
 
 
+async def test_a_version_of_others_is_kept_as_what_can_be_kept(tmp_path: Path) -> None:
+    """No database takes NUL, no terminal should obey it, and it may be as long as a message."""
+    async with vllm_gateway(tmp_path) as gateway:
+        gateway.engine.weight_version = f"step\0{'x' * 3_000_000}"
+        version = (await gateway.facts()).weights.version
+        assert version is not None
+        assert (version.startswith("step x"), len(version)) == (True, 1_000)
+        assert (await gateway.kept()).document["version"] == version
+
+
 @pytest.mark.long
 async def test_an_engine_that_lacks_calls_offers_less(tmp_path: Path) -> None:
     async with vllm_gateway(tmp_path) as gateway:

@@ -13,6 +13,7 @@ import grpc
 
 from app.backends.endpoint import CLOSED, Endpoint, Metadata, NotKnownThere, was_asked_to_stop
 from app.backends.port import EngineRefused, EngineSilent, Order, Silence
+from app.backends.spelling import text_of
 from app.backends.streams import no_way
 from app.backends.vllm.readings import (
     MOST_RANKS,
@@ -131,7 +132,7 @@ class Crew:
             known,
             paused=None if paused is None else paused.paused,
             sleeping=None if sleeping is None else sleeping.sleeping,
-            version=None if version is None else version.weight_version,
+            version=None if version is None else text_of(version.weight_version),
             loras=None if loras is None else adapters_of(loras),
         )
 
