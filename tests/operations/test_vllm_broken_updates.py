@@ -125,7 +125,8 @@ async def test_no_start_when_somebody_else_has_resumed_the_engine(tmp_path: Path
         order = await gateway.give(session())
 
         async def waits_for_chunks() -> bool:
-            return (await gateway.kept()).document["under_way"]["step"] == "begun"
+            kept = await gateway.kept()
+            return bool(kept.document["under_way"]["step"] == "begun")
 
         await until(lambda: gateway.engine.paused)
         await until(waits_for_chunks)
