@@ -161,7 +161,7 @@ def vllm(
     settings = SidecarSettings(
         url=url,
         kit=kit,
-        key=None if engine_key_file is None else _line(engine_key_file),
+        key=None if engine_key_file is None else _key(engine_key_file),
         allowed=Allowed(
             weights_roots=tuple(weights_root or ()),
             rendezvous=rules,
@@ -269,6 +269,14 @@ def _line(file: Path) -> str:
         return file.read_text().strip()
     except (OSError, ValueError) as error:
         raise usage(f"{file} cannot be read") from error
+
+
+def _key(file: Path) -> str:
+    """As it stands in a header. With any other it would look as if the engine were not there."""
+    found = _line(file)
+    if not found or not found.isascii() or not found.isprintable() or " " in found:
+        raise usage(f"{file} holds no key: printable ASCII characters, without blanks")
+    return found
 
 
 def _check_url(url: str) -> None:

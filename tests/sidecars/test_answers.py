@@ -90,6 +90,11 @@ def test_fields_have_to_be_what_they_are_called() -> None:
     deep = b"[" * 100_000
     with pytest.raises(Unreadable):
         answer(deep).json()
+    half = b'{"weight_version": "\\uD83D"}'
+    with pytest.raises(Unreadable):
+        field_of(answer(half), "weight_version", str)
+    whole = b'{"weight_version": "\\uD83D\\uDE00"}'
+    assert field_of(answer(whole), "weight_version", str) == "\N{GRINNING FACE}"
     assert error_text(answer(deep, 500)) == "the engine answered with status 500"
 
 

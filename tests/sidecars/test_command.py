@@ -52,6 +52,11 @@ def test_what_is_not_safe_is_not_served(tmp_path: Path) -> None:
     for url in ("127.0.0.1:8000", "http://h:1/v1", "http://u@h:1", "ftp://h", "http://h:x"):
         words = ("sidecar", "vllm", "--url", url, "--data-dir", str(tmp_path))
         assert "--url" in _refusal(*words)
+    key = tmp_path / "key"
+    for text in ("", "two\nlines", "a b", "schl\N{LATIN SMALL LETTER U WITH DIAERESIS}ssel"):
+        key.write_text(text)
+        words = ("--insecure-loopback", "--engine-key-file", str(key))
+        assert "holds no key" in _refusal(*base, *words)
 
 
 @pytest.mark.anyio

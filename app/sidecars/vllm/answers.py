@@ -28,7 +28,10 @@ class Answer:
     def json(self) -> Any:
         """Raises Unreadable."""
         try:
-            return json.loads(self.body)
+            found = json.loads(self.body)
+            if b"\\ud" in self.body.lower():  # half a character, maybe, that can't be sent on
+                json.dumps(found, ensure_ascii=False).encode()
+            return found
         except (ValueError, RecursionError) as error:
             raise Unreadable("the engine answered something other than JSON") from error
 
