@@ -153,6 +153,14 @@ class CompatCall:
         path = f"/compat/vllm/{self.engine.id}{self.name}"
         return fingerprint(self.request.method, path, said, None)
 
+    async def busy_with(self, kind: OperationKind) -> bool:
+        """Whether an order of that kind, anybody's, has the engine now."""
+        engine = await self.house.ledger.engines.get(self.engine.id)
+        if engine is None or engine.running_operation is None:
+            return False
+        running = await self.house.ledger.operations.get(engine.running_operation)
+        return running is not None and running.kind is kind
+
     async def latest(self, kind: OperationKind) -> Operation | None:
         """The caller's latest order of that kind to this engine."""
         wanted = OperationFilter(

@@ -85,12 +85,15 @@ async def pause(call: CompatCall, asked: PauseAsked) -> None:
 
 
 async def resume(call: CompatCall, _: None) -> None:
-    """Nothing is to be lifted where admission is open, which is no error there."""
+    """Nothing is to be lifted where admission is open, which is no error there. Open it may still
+    be, or seem to be, while a pause is under way: that would hold after "resumed" was said."""
     facts = await call.facts()
     if facts.released:
         raise ResourcesReleased("the engine is asleep: wake it up, which also resumes it")
     if facts.admission is not Admission.OPEN:
         await _lift(call, facts)
+    elif await call.busy_with(OperationKind.PAUSE):
+        raise WouldHarm("a pause is under way, and would hold after this: wait for its end")
 
 
 async def sleep(call: CompatCall, asked: SleepAsked) -> int:

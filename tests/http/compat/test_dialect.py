@@ -63,6 +63,18 @@ async def test_a_pause_and_a_resume(vllm: Behind) -> None:
     assert vllm.control.generate() == "tokens"
 
 
+async def test_a_pause_that_waits_is_not_lifted_before_it_holds(vllm: Behind) -> None:
+    """This service shows nothing of it before its end."""
+    ends = vllm.control.hangs["PauseGeneration"] = asyncio.Event()
+    waiting = asyncio.create_task(vllm.http.post("pause?mode=wait"))
+    await settled(lambda: vllm.control.named("PauseGeneration"))
+    assert (await vllm.http.post("resume")).status_code == 409
+    del vllm.control.hangs["PauseGeneration"]
+    ends.set()
+    assert (await waiting).status_code == 200
+    assert await vllm.does("resume") == {"status": "resumed"}
+
+
 async def test_asleep_and_awake(vllm: Behind) -> None:
     assert await vllm.does("sleep") == {"status": "sleeping", "level": 1}
     assert vllm.control.asleep == {"weights", "kv_cache"}
