@@ -21,6 +21,7 @@ from app.auth.tokens.nonces import Nonces
 from app.auth.tokens.verifier import TokenVerifier
 from app.clock import Clock
 from app.domain.kinds import OperationKind
+from app.domain.scopes import Scope
 from app.http.api import OF_THE_KIND, found_route
 from app.http.route import RouteFound
 from app.settings import Settings
@@ -28,6 +29,7 @@ from app.startup import identities_of, issuers_of, policy_of
 
 _TIMEOUT_S = 5.0
 _REGISTERING = "register_engine"
+_PAUSES_AND_FLUSHES = "/compat/vllm/{engine}/pause"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +47,11 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """`route` None: there is nothing at the path for that method. `explained` None: the route is
-    open to all."""
+    open to all. `flushing`: of a pause that flushes as well, what that takes besides."""
 
     route: RouteFound | None
     explained: Explained | None
+    flushing: Explained | None = None
 
 
 def _named(route: RouteFound, question: Question) -> Named | None:
@@ -129,4 +132,7 @@ def answer_to(
     refusal = refused_besides(need, caller, read_only=settings.read_only, clients_too=clients_too)
     if found.verdict is not Verdict.REFUSED and refusal is not None:
         found = replace(found, verdict=Verdict.REFUSED, reason=refusal.reason)
-    return Answer(route, found)
+    flushing = None
+    if route.template == _PAUSES_AND_FLUSHES:
+        flushing = explain(caller, policy, (Scope.CACHE,), _named(route, question))
+    return Answer(route, found, flushing)

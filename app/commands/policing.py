@@ -96,7 +96,8 @@ def explain(
         kind=kind,
     )
     try:
-        caller = _caller(settings, sys.stdin.read().strip() if who == "-" else who)
+        whole = sys.stdin.read().strip() if who == "-" else who
+        caller = _caller(settings, whole, configured=config is not None)
         in_force = policy_in(settings, file)
         answer = answer_to(question, caller, in_force, settings)
     except StartupRefused as refused:
@@ -104,7 +105,7 @@ def explain(
     _print(answer, caller, method, as_json=as_json)
 
 
-def _caller(settings: Settings, who: str) -> Principal:
+def _caller(settings: Settings, who: str, *, configured: bool) -> Principal:
     from app.clock import SystemClock
     from app.explaining import caller_of_claims, caller_of_identity, caller_of_token
 
@@ -112,7 +113,8 @@ def _caller(settings: Settings, who: str) -> Principal:
         if who.startswith(_IDENTITY):
             caller = caller_of_identity(settings, who.removeprefix(_IDENTITY), SystemClock())
             if caller is None:
-                raise usage("no compat_identity is called so")
+                where = "" if configured else "; --config FILE names the settings"
+                raise usage(f"no compat_identity of the settings is called so{where}")
             return caller
         if not who.lstrip().startswith("{"):
             return asyncio.run(caller_of_token(settings, who, SystemClock()))
@@ -155,6 +157,8 @@ def _print(answer: Answer, caller: Principal, method: str, *, as_json: bool) -> 
         print(f"route   {method.upper()} {route.template}")
         for line in _lines(found):
             print(line)
+        if answer.flushing is not None:
+            print(f"flush   {_flush(answer.flushing)}")
     ending = {"allowed": Exit.OK, "refused": Exit.REFUSED, "depends": Exit.UNKNOWN}
     code = Exit.OK if found is None else ending[found.verdict]
     if code is not Exit.OK:
@@ -171,6 +175,12 @@ def _lines(found: Explained | None) -> list[str]:
     if found.left_out:
         lines.append(f"missing {_list(found.left_out)}: no rule leaves it")
     return [*lines, f"answer  {found.verdict}: {found.reason}"]
+
+
+def _flush(found: Explained) -> str:
+    """Of a pause at a compatible endpoint."""
+    unless = "unless mode=keep or clear_cache=false"
+    return f"needs {_list(found.needed)} too, {unless}: {found.verdict}: {found.reason}"
 
 
 def _rule(rule: RuleFound) -> str:
@@ -206,6 +216,8 @@ def _document(answer: Answer, caller: Principal) -> dict[str, Any]:
         "verdict": "allowed" if found is None else found.verdict.value,
         "reason": "the route is open to all" if found is None else found.reason,
         "needs": [] if found is None else list(found.needed),
+        "flush_needs": [] if answer.flushing is None else list(answer.flushing.needed),
+        "flush_verdict": None if answer.flushing is None else answer.flushing.verdict.value,
         "token_lacks": [] if found is None else list(found.lacks),
         "policy_leaves_out": [] if found is None else list(found.left_out),
         "rules": []

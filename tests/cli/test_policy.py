@@ -108,10 +108,17 @@ def test_an_identity_of_the_settings_is_explained_too(run: Run, folder: Path) ->
         allowed.out
     )
     assert "'its own engines': leaves admin:pause admin:read on id 'e1'" in allowed.out
+    assert allowed.out.splitlines()[-1] == (
+        "flush   needs admin:cache too, unless mode=keep or clear_cache=false:"
+        " refused: INSUFFICIENT_SCOPE"
+    )
     hidden = explained(run, "identity:rl", "POST", pause.format("e2"))
     assert (hidden.code, "refused: ENGINE_NOT_FOUND" in hidden.out) == (6, True)
     nobody = explained(run, "identity:other", "POST", pause.format("e1"))
-    assert (nobody.code, "no compat_identity is called so" in nobody.err) == (2, True)
+    told = "no compat_identity of the settings is called so"
+    assert (nobody.code, told in nobody.err, "--config" in nobody.err) == (2, True, False)
+    unread = run("policy", "explain", "identity:rl", "POST", pause.format("e1"))
+    assert (unread.code, f"{told}; --config FILE" in unread.err) == (2, True)
     rule = 'name = "all"\nwho = { issuer = "urn:chadburn:compat-identity" }\n'
     (folder / "p.toml").write_text(f'[[rules]]\n{rule}scopes = ["admin:read"]\nengines = "all"\n')
     narrower = explained(run, "identity:rl", "POST", pause.format("e1"), "--policy", "p.toml")
