@@ -271,6 +271,8 @@ def test_nobody_at_a_terminal_is_asked_for_a_password(tmp_path: Path) -> None:
     locked = BestAvailableEncryption(b"nobody types it")
     plain = load_pem_private_key(key.read_bytes(), None)
     key.write_bytes(plain.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked))
+    with pytest.raises(OSError, match="SSL"):
+        ServerFiles(certificate, key, authority.path).context(authority.path.read_bytes())
     ours, terminal = pty.openpty()
     try:
         os.write(ours, b"typed\n")  # for whoever asks, so that nothing waits
