@@ -70,8 +70,8 @@ class Discovery:
 
     `facts.pause.by` is the idempotency key of the pause as the engine has it (it may belong to
     anyone), empty when it has none. `troubles`: lower_snake words for what is not well although
-    it answers: `control_unreachable`, `ranks_unwell`, `weights_inconsistent`, `members_differ`,
-    `serving_without_weights`.
+    it answers: `control_unreachable`, `ranks_unwell`, `ranks_failed` beside it where one has ended
+    or is out of reach, `weights_inconsistent`, `members_differ`, `serving_without_weights`.
     """
 
     info: JsonObject
@@ -79,6 +79,11 @@ class Discovery:
     capabilities: Capabilities
     facts: EngineFacts
     troubles: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Who answers does so for an engine that does not: its facts are of before."""
+        return "ranks_failed" in self.troubles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

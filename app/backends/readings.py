@@ -140,6 +140,8 @@ def _pause_of(pause: admin_pb2.PauseStatus) -> PauseFact:
 def troubles_of(profile: admin_pb2.AdminProfile) -> tuple[str, ...]:
     """What is not well although the engine answers. Paused or released is not sick."""
     found = []
+    if any(rank.state == admin_pb2.RANK_STATE_FAILED for rank in profile.state.ranks):
+        found.append("ranks_failed")
     if any(rank.state in _UNWELL for rank in profile.state.ranks):
         found.append("ranks_unwell")
     if profile.state.weights.state == admin_pb2.WEIGHTS_STATE_INCONSISTENT:

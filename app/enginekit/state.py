@@ -145,7 +145,7 @@ class EngineState:
         return EngineFacts(
             instance_id=self.instance_id,
             revision=counters.revision,
-            admission=self.gate.admission,
+            admission=self._admission,
             pause=self._pause_fact(),
             pause_epoch=counters.pause_epoch,
             released=seen.released,
@@ -157,6 +157,13 @@ class EngineState:
             open_operations=tuple(r.operation.id for r in self.journal.open_operations()),
             observed_at=self.now(),
         )
+
+    @property
+    def _admission(self) -> Admission:
+        """An engine that others pause and resume as well is asked; of a failed one nobody knows."""
+        seen = self.observation
+        failed = any(report.state is RankState.FAILED for report in seen.ranks)
+        return Admission.UNKNOWN if seen.holding is not None and failed else self.gate.admission
 
     def _pause_fact(self) -> PauseFact | None:
         shown = self.shown_pause()

@@ -96,7 +96,11 @@ class TestReading:
         engine.profile.state.ranks.add(rank=1, state=admin_pb2.RANK_STATE_FAILED)
         engine.profile.state.weights.state = admin_pb2.WEIGHTS_STATE_INCONSISTENT
         engine.profile.state.admission = admin_pb2.ADMISSION_STATE_PAUSED
-        assert (await backend.discover(2.0)).troubles == ("ranks_unwell", "weights_inconsistent")
+        found = await backend.discover(2.0)
+        assert found.troubles == ("ranks_failed", "ranks_unwell", "weights_inconsistent")
+        engine.profile.state.ranks[0].state = admin_pb2.RANK_STATE_UNKNOWN
+        found = await backend.discover(2.0)
+        assert (found.failed, found.troubles) == (False, ("ranks_unwell", "weights_inconsistent"))
 
     @pytest.mark.parametrize(
         ("code", "reason"),

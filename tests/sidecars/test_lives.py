@@ -34,6 +34,7 @@ async def test_an_engine_that_ends_is_told_and_orders_end_with_it(tmp_path: Path
         state = (await client.profile()).state
         assert state.ranks[0].state == pb.RANK_STATE_FAILED
         assert state.ranks[0].message == "the engine has ended"
+        assert state.admission == pb.ADMISSION_STATE_UNSPECIFIED
         assert (await client.failed(client.flush())).reason == "ENGINE_DIED"
         assert state.weights.state in (
             pb.WEIGHTS_STATE_UNKNOWN,

@@ -16,7 +16,7 @@ from app.auth.requires import Gate, Need
 from app.domain.capabilities import Capabilities
 from app.domain.commands import Command
 from app.domain.engine import Engine
-from app.domain.errors import EngineBusy
+from app.domain.errors import EngineBusy, EngineUnreachable
 from app.domain.facts import EngineFacts
 from app.domain.idempotency import fingerprint
 from app.domain.kinds import OperationKind, OperationState
@@ -82,9 +82,13 @@ class CompatCall:
         return template.removeprefix("/compat/vllm/{engine}")
 
     async def facts(self) -> EngineFacts:
-        """Read now. Raises EngineUnreachable, EngineFault, TooManyEngineReads."""
+        """Read now. Raises EngineUnreachable, also where only what stands before the engine
+        answers; EngineFault, TooManyEngineReads."""
         with self.house.round_trips.one_more(self.engine.id):
-            return (await self.house.fleet.discover(self.engine.id)).facts
+            found = await self.house.fleet.discover(self.engine.id)
+        if found.failed:
+            raise EngineUnreachable("the engine has ended or does not answer")
+        return found.facts
 
     async def need(self, scope: Scope) -> None:
         """For what only some calls of an endpoint do. Raises InsufficientScope."""

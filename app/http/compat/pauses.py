@@ -154,6 +154,8 @@ async def is_paused(call: CompatCall, _: None) -> bool:
 async def is_sleeping(call: CompatCall, _: None) -> bool:
     """As vLLM says it: also of an engine that is only paused."""
     facts = await call.facts()
+    if not facts.released and facts.admission is Admission.UNKNOWN:
+        raise WouldHarm("the engine does not say whether it is asleep or paused")
     return bool(facts.released) or facts.admission is not Admission.OPEN
 
 

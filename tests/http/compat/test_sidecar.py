@@ -18,7 +18,7 @@ from tests.http.gateway import ENGINE_ID, gateway
 from tests.sidecars.checkpoints import checkpoint
 from tests.sidecars.sidecar import asked, running_sidecar
 
-pytestmark = [pytest.mark.anyio, pytest.mark.long]
+pytestmark = pytest.mark.anyio
 
 
 @dataclass
@@ -59,6 +59,7 @@ async def beside(tmp_path: Path) -> AsyncIterator[Beside]:
             yield Beside(vllm, http, weights)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("times", [1, 2])
 async def test_trainers(beside: Beside, times: int) -> None:
     steps = [
@@ -74,6 +75,7 @@ async def test_trainers(beside: Beside, times: int) -> None:
     assert await fast_model_actuation(Wire(beside.http, times)) == [True, False]
 
 
+@pytest.mark.long
 async def test_requests_end_by_name_and_all_of_them(beside: Beside) -> None:
     streams = [await asked(beside.vllm, name) for name in ("a", "b", "c")]
     told = await beside.does("abort_requests", {"request_ids": ["cmpl-a"]})
@@ -84,8 +86,21 @@ async def test_requests_end_by_name_and_all_of_them(beside: Beside) -> None:
     assert [await stream for stream in streams[1:]] == ["abort", "abort"]
 
 
+@pytest.mark.long
 async def test_caches_and_what_it_is(beside: Beside) -> None:
     assert await beside.does("reset_prefix_cache") == {"success": True}
     assert await beside.reads("is_sleeping") == {"is_sleeping": False}
     assert (await beside.http.get("health")).status_code == 200
     assert "version" in await beside.reads("version")
+
+
+async def test_a_sidecar_does_not_answer_for_an_engine_that_has_ended(beside: Beside) -> None:
+    assert (await beside.http.get("health")).status_code == 200
+    await beside.vllm.stop()
+    health = await beside.http.get("health")
+    assert (health.status_code, health.content) == (503, b"")
+    for path in ("is_paused", "is_sleeping", "weight_info"):
+        assert (await beside.http.get(path)).status_code == 503, path
+    await beside.vllm.start()
+    assert (await beside.http.get("health")).status_code == 200
+    assert await beside.reads("is_paused") == {"is_paused": False}
