@@ -194,6 +194,19 @@ async def test_success_that_is_not_seen_is_none(tmp_path: Path) -> None:
         assert (await client.profile()).state.weights.state == pb.WEIGHTS_STATE_INCONSISTENT
 
 
+async def test_weights_have_not_come_by_an_answer_of_somebody_else(tmp_path: Path) -> None:
+    """As of a proxy, with status 200: the version would be read back all the same."""
+    async with updatable(tmp_path, backend="file") as (vllm, client, disk, _):
+        vllm.next("/update_weights", Answer(200, "nonsense"))
+        failed = await client.failed(client.update("v2", pause="abort", disk=disk))
+        assert failed.reason == "WRONG_ANSWER"
+        state = (await client.profile()).state
+        assert (state.weights.state, vllm.model.version) == (
+            pb.WEIGHTS_STATE_INCONSISTENT,
+            "default",
+        )
+
+
 @pytest.mark.long
 async def test_vacuous_checksums_prove_nothing(tmp_path: Path) -> None:
     async with updatable(tmp_path) as (vllm, client, disk, _):

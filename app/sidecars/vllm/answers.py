@@ -86,6 +86,13 @@ def flushed(answer: Answer) -> bool:
     return not answer.body or bool(field_of(answer, "success", bool))
 
 
+def updated(answer: Answer) -> None:
+    """POST /update_weights: one front end says so, the other one nothing. Nothing that can be read
+    shows whether weights have come. Raises Unreadable."""
+    if answer.body:
+        field_of(answer, "message", str)
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """`parent` None: a base model or an alias of it; else an adapter on it."""

@@ -20,7 +20,7 @@ from app.domain.operation import OperationWarning, Progress
 from app.domain.weight_sources import DiskWeights
 from app.enginekit.runtime import Conclusion, Flushed, Order, RankEvidence, RuntimeFault
 from app.sidecars.vllm.allowed_paths import below
-from app.sidecars.vllm.answers import field_of
+from app.sidecars.vllm.answers import field_of, updated
 from app.sidecars.vllm.carried import Carried
 from app.sidecars.vllm.engine import VllmEngine, remaining_s, told
 from app.sidecars.vllm.memory_orders import OPENED_BRIEFLY
@@ -91,12 +91,14 @@ class Updating(Carried):
 
     async def piece(self, info: Mapping[str, Any]) -> None:
         try:
-            await self._engine.post(
+            answer = await self._engine.post(
                 "/update_weights", body={"update_info": dict(info)}, within_s=self._left_s
             )
         except RuntimeFault as fault:
             self._unchanged = self.says_unchanged(fault)
             raise
+        with told():
+            updated(answer)
 
     def says_unchanged(self, fault: RuntimeFault) -> bool:
         """Whether a refusal proves that nothing was touched. Of vLLM's own backends none does."""
