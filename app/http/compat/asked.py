@@ -39,6 +39,13 @@ class Asked:
     def texts(self, name: str) -> tuple[str, ...]:
         return tuple(value for given, value in self.query if given == name)
 
+    def only(self, *names: str) -> None:
+        """Of endpoints where a word that is passed over leaves a default that does more than was
+        meant: `mod=wait` would end every request. Raises Invalid for any other parameter."""
+        if any(given not in names for given, _ in self.query):
+            said = f"Extra inputs are not permitted: this endpoint takes {_either(names, 'and')}"
+            raise Invalid("query", "extra_forbidden", said)
+
     def word(self, name: str, words: tuple[str, ...], default: str) -> str:
         """Raises Invalid."""
         given = self.text(name)
@@ -190,6 +197,6 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _either(words: tuple[str, ...]) -> str:
+def _either(words: tuple[str, ...], last_but: str = "or") -> str:
     *first, last = [f"'{word}'" for word in words]
-    return f"{', '.join(first)} or {last}" if first else last
+    return f"{', '.join(first)} {last_but} {last}" if first else last

@@ -52,6 +52,7 @@ class Woken:
 
 
 def pause_asked(asked: Asked) -> PauseAsked:
+    asked.only("mode", "clear_cache")
     mode = asked.word("mode", tuple(_MODES), "abort")
     clear = asked.flag("clear_cache", default=True)
     asked.agrees_with({"mode": mode, "clear_cache": clear})
@@ -59,6 +60,8 @@ def pause_asked(asked: Asked) -> PauseAsked:
 
 
 def sleep_asked(asked: Asked) -> SleepAsked:
+    # Clients are about that name tags here as well, which has never had an effect.
+    asked.only("level", "mode", "tags")
     level = asked.number("level", default=1, least=0, most=2)
     mode = asked.word("mode", tuple(_MODES), "abort")
     asked.agrees_with({"level": level, "mode": mode})
@@ -67,6 +70,7 @@ def sleep_asked(asked: Asked) -> SleepAsked:
 
 def tags_asked(asked: Asked) -> tuple[str, ...] | None:
     """Raises BadBody for a tag that vLLM would take without doing anything."""
+    asked.only("tags")
     tags = asked.texts("tags")
     asked.agrees_with({"tags": list(tags) or None})
     if any(tag not in _TAGS and tag != _SCHEDULING for tag in tags):

@@ -68,6 +68,8 @@ class ScaleAsked:
 
 def reset_asked(asked: Asked) -> None:
     """Requests are not put back for it: that some kept their blocks is told by `success`."""
+    # `device` is of older releases, and named one cache of several.
+    asked.only("reset_running_requests", "reset_external", "device")
     asked.flag("reset_running_requests", default=False)
     if asked.flag("reset_external", default=False):
         raise UnsupportedOperation("caches outside of the engine are not reset by this gateway")

@@ -13,7 +13,7 @@ from app.http.compat.pauses import pause_asked, sleep_asked, tags_asked
 from app.http.compat.refusals import BadBody, Invalid
 from app.http.compat.table import ROWS
 from app.http.compat.transfers import piece_of, transfer_of
-from app.http.compat.works import abort_asked
+from app.http.compat.works import abort_asked, reset_asked
 from tests.enginekit.client import client_of
 from tests.enginekit.client import until as settled
 from tests.http.compat.layered import Layered, layered
@@ -209,6 +209,27 @@ def test_what_would_do_more_than_was_meant(asked: Asked, read: Any) -> None:
     """`curl -d mode=keep`, where the body is not looked at; a list that another one hides."""
     with pytest.raises(BadBody):
         read(asked)
+
+
+@pytest.mark.parametrize("read", [pause_asked, sleep_asked, tags_asked, reset_asked])
+def test_a_parameter_that_is_not_known_is_no_default(read: Any) -> None:
+    """`mod=wait` would be the abort of all requests."""
+    with pytest.raises(Invalid, match="not permitted") as refused:
+        read(Asked(query=(("mod", "wait"),)))
+    assert "wait" not in str(refused.value)
+    assert "'mod'" not in str(refused.value)
+
+
+async def test_a_pause_that_is_misspelt_is_refused(vllm: Layered) -> None:
+    refused = await vllm.post("/pause?mod=wait")
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["param"]) == (400, 400, "query")
+    assert await vllm.operations() == []
+
+
+def test_parameters_that_clients_send_for_nothing_are_taken() -> None:
+    assert sleep_asked(Asked(query=(("level", "1"), ("tags", "weights")))).level == 1
+    reset_asked(Asked(query=(("device", "gpu"),)))
 
 
 def test_a_form_may_repeat_what_takes_effect() -> None:
