@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doubles.vllm_http import Answer, running_vllm
+from tests.doubles.vllm_http import After, Answer, running_vllm
 from tests.enginekit.client import pb, refused, until
 from tests.sidecars.checkpoints import checkpoint
 from tests.sidecars.sidecar import administered, asked
@@ -46,6 +46,21 @@ async def test_both_are_released_and_restored_one_after_the_other(tmp_path: Path
         assert await client.admission() == "paused"
         await client.completed(client.resume(epochs.pause_epoch))
         assert model.pause_state == "open"
+
+
+@pytest.mark.long
+async def test_a_wake_up_that_fails_after_it_was_done_leaves_nobody_served(tmp_path: Path) -> None:
+    """With its last memory the engine opens itself, whatever it then answers."""
+    async with (
+        running_vllm(checkpoint(tmp_path / "model", 1)) as vllm,
+        administered(vllm, tmp_path / "data") as (_, client),
+    ):
+        await client.completed(client.release("weights", "kv_cache"))
+        epoch = (await client.profile()).release_epoch
+        vllm.next("/wake_up", After(503, {"error": {"message": "busy"}}))
+        await client.failed(client.restore("weights", "kv_cache", epoch=epoch))
+        assert vllm.model.pause_state == "all"
+        assert await client.admission() == "paused"
 
 
 @pytest.mark.long

@@ -94,8 +94,12 @@ async def reset_encoder_cache(call: CompatCall, _: None) -> None:
 
 
 def abort_asked(asked: Asked) -> AbortRequests:
-    """None named: all of them, as there."""
-    named = asked.raw_object().get("request_ids")
+    """None named: all of them, as there. Not where something else is named: whoever has misspelt
+    the one word that is known here meant a few, and would end all."""
+    said = asked.raw_object()
+    if said and "request_ids" not in said:
+        raise BadBody("the body has no request_ids, only something else; nothing was aborted")
+    named = said.get("request_ids")
     if named is None:
         named = []
     if not isinstance(named, list) or not all(isinstance(each, str) for each in named):

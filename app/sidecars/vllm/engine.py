@@ -208,9 +208,12 @@ class VllmEngine:
             case Wake(kinds=kinds):
                 # One `tags` for each: a list in one is a tag that nobody has, and no error.
                 tags = tuple(("tags", kind.value) for kind in sorted(kinds))
-                answer = await self.post("/wake_up", tags)
-                if opens:
-                    await self.freeze()
+                try:
+                    answer = await self.post("/wake_up", tags)
+                finally:
+                    # Without an answer, or with a refusal, it may be open all the same.
+                    if opens:
+                        await self.freeze()
                 _says(answer, "awake" if opens else "sleeping")
                 self.believe(after)
         return opens

@@ -37,6 +37,8 @@ async def test_abort_all_counts_what_has_ended(vllm: Layered) -> None:
         "status": "aborted",
         "aborted": 0,
     }
+    misspelt = await vllm.post("/abort_requests", {"ids": ["a"]})
+    assert misspelt.status_code == 400  # and does not end all
     assert await vllm.kinds() == ["abort_requests"] * 3  # each one is another
 
 
