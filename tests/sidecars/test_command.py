@@ -55,8 +55,8 @@ def test_what_is_not_safe_is_not_served(tmp_path: Path) -> None:
     key = tmp_path / "key"
     for text in ("", "two\nlines", "a b", "schl\N{LATIN SMALL LETTER U WITH DIAERESIS}ssel"):
         key.write_text(text)
-        words = ("--insecure-loopback", "--engine-key-file", str(key))
-        assert "holds no key" in _refusal(*base, *words)
+        keyed = ("--insecure-loopback", "--engine-key-file", str(key))
+        assert "holds no key" in _refusal(*base, *keyed)
 
 
 @pytest.mark.anyio
