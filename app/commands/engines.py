@@ -15,7 +15,7 @@ from app.commands.printing import show, table
 from app.commands.target import DEMO_DIR, DemoDir, Token, Url, gateway
 from app.domain.engine import Dialect
 
-app = typer.Typer(help="List, look at, register and freeze engines.", no_args_is_help=True)
+app = typer.Typer(help="List, look at, register, change and freeze engines.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
 
@@ -98,6 +98,63 @@ def register_engine(
         print(f"{made['id']}  registered  health {made['health']['state']}")
 
 
+@app.command("update")
+def update_engine(
+    engine: EngineId,
+    admin: Annotated[
+        list[str] | None, typer.Option(help="New address that takes orders, for each member.")
+    ] = None,
+    control: Annotated[
+        list[str] | None, typer.Option(help="Address that is read, as often; else the same.")
+    ] = None,
+    server_name: Annotated[
+        str | None, typer.Option(help="Name that its certificate must show; '' for none.")
+    ] = None,
+    credential: Annotated[
+        str | None, typer.Option(help="Name of the credential in the settings; '' for none.")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(help="name=value, set beside the others.")
+    ] = None,
+    without_label: Annotated[
+        list[str] | None, typer.Option(help="Name of a label that it is to lose.")
+    ] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    token: Token = None,
+    demo_dir: DemoDir = DEMO_DIR,
+) -> None:
+    """Change what the gateway knows an engine by; what is not named stays.
+
+    Holds only if nobody else changes the registration meanwhile.
+    """
+    given = (admin, server_name, credential, label, without_label)
+    if all(one is None for one in given):
+        raise usage("say what to change")
+    if control is not None and len(control) != len(admin or ()):
+        raise usage("--control goes with each --admin, or with none")
+    labels = dict(_pair(text) for text in label or [])
+    with connected(gateway(url, token, demo_dir)) as calls:
+        known = calls.get(engine_path(engine))
+        body: Json = {}
+        if admin is not None:
+            body["members"] = _members(list(zip(admin, control or admin, strict=True)))
+        if server_name is not None or credential is not None:
+            # One member of the body, which takes the place of both.
+            names = {"server_name": server_name, "credential": credential}
+            said = {name: value for name, value in names.items() if value is not None}
+            body["tls"] = {name: value or None for name, value in (known["tls"] | said).items()}
+        if label is not None or without_label is not None:
+            kept = {**known["labels"], **labels}
+            body["labels"] = {k: v for k, v in kept.items() if k not in (without_label or ())}
+        same = {"If-Match": f'"g{known["generation"]}"'}
+        made = calls.post(engine_path(engine), body, same, method="PATCH")
+    if as_json:
+        show(made)
+    else:
+        print(f"{made['id']}  changed  generation {made['generation']}")
+
+
 @app.command("freeze")
 def freeze_engine(
     engine: EngineId,
@@ -153,15 +210,19 @@ def registration(
     body: Json = {
         "id": engine,
         "dialect": dialect.value,
-        "members": [
-            {"rank": rank, "admin": admin, "control": control}
-            for rank, (admin, control) in enumerate(members)
-        ],
+        "members": _members(members),
         "labels": labels,
     }
     names = {"server_name": server_name, "credential": credential}
     tls = {name: value for name, value in names.items() if value is not None}
     return body | {"tls": tls} if tls else body
+
+
+def _members(addresses: list[tuple[str, str]]) -> list[Json]:
+    return [
+        {"rank": rank, "admin": admin, "control": control}
+        for rank, (admin, control) in enumerate(addresses)
+    ]
 
 
 def _pair(text: str) -> tuple[str, str]:

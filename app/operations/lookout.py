@@ -167,9 +167,12 @@ class Lookout:
         engine = await self._registered()
         away = silent.reason in (Silence.UNREACHABLE, Silence.DEADLINE)
         health = HealthState.UNREACHABLE if away else HealthState.DEGRADED
+        failure = failure_of(silent)
+        if health is not engine.observed.health:  # once, and not with each reading
+            log.warning("engine %s is %s: %s", self._engine_id, health, failure.message)
         observed = replace(engine.observed, health=health, observed_at=asked_at)
         await self._store(observed, asked_at)
-        return Reading(replace(engine, observed=observed), None, failure_of(silent))
+        return Reading(replace(engine, observed=observed), None, failure)
 
     async def _store(self, observed: Observed, asked_at: datetime) -> None:
         await self._ledger.engines.observe(self._engine_id, observed)

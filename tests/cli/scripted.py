@@ -88,7 +88,7 @@ def scripted(tls: ssl.SSLContext | None = None) -> Iterator[Gateway]:
             with suppress(ConnectionError):  # a client may have enough before all is sent
                 self.wfile.write(sent)
 
-        do_GET = do_POST = do_PUT = do_DELETE = _handle  # noqa: N815 - names that http.server calls
+        do_GET = do_PATCH = do_POST = do_PUT = do_DELETE = _handle  # noqa: N815 - names that http.server calls
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, *_: Any) -> None:

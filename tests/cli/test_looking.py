@@ -80,6 +80,32 @@ class TestEngines:
             (1, "10.0.0.2:1"),
         ]
 
+    def test_what_is_not_named_stays(self, at: Run, gateway: Gateway) -> None:
+        tls = {"server_name": "llm.example", "credential": None}
+        known = ENGINE | {"generation": 4, "tls": tls, "labels": {"tier": "gold", "zone": "a"}}
+        gateway.then(Answer(200, known)).then(Answer(200, known | {"generation": 5}))
+        ran = at(
+            "engines", "update", "torch-0", "--credential", "prod", "--label", "zone=b",
+            "--without-label", "tier",
+        )  # fmt: skip
+        assert (ran.code, ran.out) == (0, "torch-0  changed  generation 5\n")
+        seen = gateway.seen[1]
+        assert (seen.method, seen.path) == ("PATCH", "/v1/engines/torch-0")
+        assert seen.headers["if-match"] == '"g4"'
+        assert seen.body == {"tls": tls | {"credential": "prod"}, "labels": {"zone": "b"}}
+        gateway.then(Answer(200, known)).then(Answer(200, known))
+        moved = ("--admin", "10.0.0.1:1", "--server-name", "")
+        assert at("engines", "update", "torch-0", *moved).code == 0
+        assert gateway.seen[3].body == {
+            "members": [{"rank": 0, "admin": "10.0.0.1:1", "control": "10.0.0.1:1"}],
+            "tls": {"server_name": None, "credential": None},
+        }
+
+    def test_a_change_of_nothing_is_none(self, at: Run, gateway: Gateway) -> None:
+        assert at("engines", "update", "torch-0").code == 2
+        assert at("engines", "update", "torch-0", "--control", "10.0.0.1:2").code == 2
+        assert gateway.seen == []
+
     def test_freezing_and_thawing(self, at: Run, gateway: Gateway) -> None:
         frozen = ENGINE | {"frozen": {"reason": "holidays", "until": "2026-03-01T12:00:00Z"}}
         gateway.then(Answer(200, frozen)).then(Answer(200, frozen)).then(Answer(204))
