@@ -17,6 +17,7 @@ from app.demo.plan import ADMIN_AUDIENCE, CREDENTIAL, HOST, INFERENCE_AUDIENCE
 from app.domain.scopes import Scope
 
 ENGINE = "demo"
+LABEL = "demo"
 LOGIN_SCOPES = [*(scope for scope in Scope if scope is not Scope.WEIGHTS_UNSAFE), "offline_access"]
 """What the dashboard's client may ask for; a person grants what they have of it."""
 POLL_S = 0.1
@@ -52,6 +53,12 @@ scopes = {text(LOGIN_SCOPES)}
 
 [browser_sessions]
 key_files = [{text(str(folder.session_key.absolute()))}]
+
+# vLLM's own endpoints for the demo's engine, with the same tokens.
+[[compat]]
+layer = "vllm"
+labels = {{ {LABEL} = "true" }}
+flavour = "0.32"
 
 [profile_roots]
 {ENGINE} = {text(str(folder.profiles.absolute()))}
@@ -100,7 +107,7 @@ class Gateway:
                     "dialect": "openengine",
                     "members": members,
                     "tls": {"credential": CREDENTIAL},
-                    "labels": {"demo": "true"},
+                    "labels": {LABEL: "true"},
                 },
             )
             if made.status_code == 201:
