@@ -90,7 +90,8 @@ def conformance(
         float, typer.Option(min=0, help="Seconds that an engine which starts has to listen in.")
     ] = 10.0,
     time_limit: Annotated[
-        float | None, typer.Option(min=1, help="Seconds for the whole run; then it fails.")
+        float | None,
+        typer.Option(min=1, help="Seconds for all cases; bringing the engine back comes on top."),
     ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail also if something was not proven.")

@@ -55,6 +55,11 @@ async def run_suite(
             engine = _engine(trial)
             for index, case in enumerate(cases):
                 finding = await _judge(case, trial, limit)
+                if finding.lack is Lack.NOT_TRIED:
+                    # Out of time, and nothing was touched: no way back, whose questions would
+                    # take as long again on a machine that is slow.
+                    note(finding)
+                    continue
                 try:
                     await trial.settle()
                 except (Unsettled, grpc.aio.AioRpcError) as unsettled:
