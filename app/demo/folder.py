@@ -94,7 +94,10 @@ class Folder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise FolderRefused(f"another demo is running in {self.path}") from error
+                raise FolderRefused(
+                    f"another demo is running in {self.path}, where {self.ready_file.name} has its"
+                    " address; without that file it begins or ends: try again in some seconds"
+                ) from error
             yield
 
 
