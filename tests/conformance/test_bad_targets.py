@@ -14,6 +14,7 @@ import pytest
 
 from app.conformance.case import Lack, Verdict
 from app.conformance.catalogue import catalogue, chosen
+from app.conformance.report import Finding
 from app.conformance.suite import run_suite
 from app.conformance.trial import TargetRefused
 from app.enginekit.settings import TlsFiles
@@ -192,16 +193,35 @@ async def test_an_engine_that_dies_is_started_again_where_there_is_a_hook(tmp_pa
 
 
 async def test_the_time_limit_ends_a_run_that_would_go_on(tmp_path: Path) -> None:
-    async with paced_engine(tmp_path) as double, client_of(double) as client:
+    calls = 0
+
+    async def count() -> None:
+        nonlocal calls
+        calls += 1
+
+    at_untried: set[int] = set()
+
+    def told(finding: Finding) -> None:
+        if finding.lack is Lack.NOT_TRIED:
+            at_untried.add(calls)
+
+    counting = AtRpc(1, count, stays=True)
+    async with (
+        paced_engine(tmp_path, interceptors=[counting]) as double,
+        client_of(double) as client,
+    ):
         double.delays_s["Resume"] = 0.5
         options = options_for(double, time_limit_s=1.2)
-        report = await run_suite(chosen(catalogue(), ["pause.*", "health.*"]), options)
+        cases = chosen(catalogue(), ["pause.*", "health.*"])
+        report = await run_suite(cases, options, told=told)
         double.delays_s.clear()
         assert await client.admission() == "open"
     assert not report.passed
     assert report.left_behind is None
     assert report.lacking(Lack.NOT_TRIED)
     assert "time limit" in report.lacking(Lack.NOT_TRIED)[0].reason
+    assert len(report.lacking(Lack.NOT_TRIED)) > 1
+    assert len(at_untried) == 1, "a case that is not tried asks the engine nothing"
 
 
 async def test_whoever_wants_everything_proven_says_strict(tmp_path: Path) -> None:

@@ -109,6 +109,14 @@ def update_line(demo: Demo) -> list[str]:
     return ["update-weights", *shlex.split(line.partition("\nCtrl-C")[0].replace("\\\n", " "))]
 
 
+def test_its_engine_is_at_vllms_own_endpoints(demo: Demo) -> None:
+    url = f"{demo.ready['base_url']}/compat/vllm/{demo.ready['engine']}/version"
+    assert httpx2.get(url).status_code == 401
+    token = demo.ready["tokens"]["reader"]
+    answer = httpx2.get(url, headers={"authorization": f"Bearer {token}"})
+    assert answer.status_code == 200, answer.text
+
+
 def test_a_person_logs_in_with_a_browser_and_orders_a_pause(demo: Demo) -> None:
     said, base_url = demo.process.said(), demo.ready["base_url"]
     assert f"{base_url}/auth/login" in said
