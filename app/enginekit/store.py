@@ -312,7 +312,8 @@ class OperationStore:
 _RESTARTED = OperationError(
     code="ABORTED",
     reason="ENGINE_RESTARTED",
-    message="the engine was restarted before the operation ended; read the engine's state",
+    message="the process that took the order (the engine, or its sidecar) was restarted before the"
+    " operation ended; read the engine's state",
     effect=FailureEffect.UNKNOWN,
 )
 

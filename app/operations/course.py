@@ -289,7 +289,10 @@ class Course:
             return False
         if instance_id != sent_to:
             # Its memory went with the process, and what the order did before that is not known.
-            message = "the engine was restarted and does not know the order"
+            message = (
+                "the process that took the order (the engine, or its sidecar) was restarted, and "
+                "does not know it"
+            )
             await self._end(
                 Failed(
                     error=OperationError("UNKNOWN", "ENGINE_RESTARTED", message, retryable=False)
