@@ -82,15 +82,16 @@ class InferenceClient:
     """One channel to one inference listener.
 
     `address` is `host:port` or `unix:/path`. Plaintext: the bearer token must not leave the
-    machine this way, so `address` has to be loopback or a socket; ValueError otherwise.
+    machine this way, so `address` has to be loopback or a socket; ValueError otherwise. `token`
+    None: none is shown, to an engine that takes none.
     """
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str | None) -> None:
         if not _stays_here(address):
             raise ValueError("a token is only sent in plaintext to this machine itself")
         self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._stub = openengine_pb2_grpc.InferenceStub(self._channel)
-        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
 
     async def __aenter__(self) -> Self:
         return self

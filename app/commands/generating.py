@@ -43,7 +43,11 @@ def generate(
         typer.Option(help="A prefill engine's inference listener; --address is a decode engine."),
     ] = None,
     token: Annotated[
-        str | None, typer.Option(envvar="CHADBURN_INFERENCE_TOKEN", help="Inference token.")
+        str | None,
+        typer.Option(
+            envvar="CHADBURN_INFERENCE_TOKEN",
+            help="Inference token; an engine with --insecure-loopback needs none.",
+        ),
     ] = None,
     demo_dir: DemoDir = DEMO_DIR,
 ) -> None:
@@ -53,9 +57,10 @@ def generate(
     """
     if address is None or token is None:
         ready = read_ready(demo_dir)
-        if ready is None or (address is not None and address != ready.inference_address):
-            raise usage(f"give --address and --token; no demo of that address is in {demo_dir}")
-        address, token = ready.inference_address, token or ready.tokens["inference"]
+        if ready is not None and address in (None, ready.inference_address):
+            address, token = ready.inference_address, token or ready.tokens["inference"]
+        elif address is None:
+            raise usage(f"give --address; no demo is in {demo_dir}")
     wanted = {
         "request_id": request_id or str(uuid.uuid4()),
         "prompt": prompt,
@@ -70,7 +75,7 @@ def generate(
 async def _stream(
     address: str,
     prefill: str | None,
-    token: str,
+    token: str | None,
     wanted: dict[str, object],
     timeout_s: float,
     as_json: bool,
@@ -85,8 +90,9 @@ async def _stream(
     )
 
     try:
-        client = InferenceClient(address, plain(token))
-        first = InferenceClient(prefill or address, plain(token))
+        shown = None if token is None else plain(token)
+        client = InferenceClient(address, shown)
+        first = InferenceClient(prefill or address, shown)
     except ValueError as error:
         raise usage(str(error)) from error
     exit_ = Exit.UNKNOWN

@@ -210,11 +210,14 @@ def engine(
             "next_weights": served.next_weights,
             "vllm_control_address": served.vllm_control_address,
         }
-        print(
-            f"chadburn: engine with {served.model_name}: inference {served.inference_address},"
-            f" admin {served.admin_address}, instance {served.instance_id}",
-            flush=True,
-        )
+        places = {
+            "inference": served.inference_address,
+            "admin": served.admin_address,
+            "vllm.Control": served.vllm_control_address,
+            "instance": served.instance_id,
+        }
+        told = ", ".join(f"{name} {place}" for name, place in places.items() if place)
+        print(f"chadburn: engine with {served.model_name}: {told}", flush=True)
         if ready_file is not None:
             write_json(ready_file, said)
 

@@ -190,6 +190,9 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         plaintext_beyond_loopback=settings.plaintext_beyond_loopback,
         reflection=settings.reflection,
     )
+    # The folder that is filled at the start may be one of those below.
+    if settings.next_weights is not None and settings.checkpoint is None:
+        await asyncio.to_thread(_make, settings.next_weights, 0o777)
     for root in settings.weights_roots:
         if not await asyncio.to_thread(root.is_dir):
             raise CannotServe(f"no directory of weights at {root}")
@@ -278,15 +281,20 @@ async def _checkpoints(settings: EngineSettings) -> tuple[Path, Path | None]:
     """What to serve, and other weights for it."""
     if settings.checkpoint is not None:
         return settings.checkpoint, None
-    try:
-        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise CannotServe(f"{settings.data_dir}: {error.strerror}") from error
+    await asyncio.to_thread(_make, settings.data_dir, 0o700)
     wanted = [(settings.data_dir / "models", settings.seed)]
     if settings.next_weights is not None:
         wanted.append((settings.next_weights, settings.seed + 1))
     found = await find_or_make_tiny_checkpoints(wanted, settings.startup_deadline_s)
     return found[0], found[1] if len(found) > 1 else None
+
+
+def _make(folder: Path, mode: int) -> None:
+    """Raises CannotServe."""
+    try:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotServe(f"{folder}: {error.strerror}") from error
 
 
 async def _verifier(
