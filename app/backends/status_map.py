@@ -39,7 +39,7 @@ _SAID = {
     "NOT_PAUSED": "the engine is not paused",
     "DRAIN_RUNNING": "a drain is running at the engine",
     "RESOURCES_RELEASED": "resources of the engine are released",
-    "WEIGHTS_NOT_VALID": "the engine's weights are not valid",
+    "WEIGHTS_NOT_VALID": "the engine's weights are not valid: a full update is the way back",
     "UNSUPPORTED_OPERATION": "the engine does not offer this",
     "NOT_CANCELLABLE": "the engine does not cancel this",
     "OPERATION_ENDED": "the operation has ended at the engine",

@@ -140,7 +140,7 @@ class Resume(Command):
             raise NotPaused("the engine is not paused")
         refuse_released(facts.released)
         if facts.weights.state not in (WeightsState.VALID, WeightsState.UNKNOWN):
-            raise WeightsNotValid(f"weights are {facts.weights.state.value}")
+            raise WeightsNotValid(facts.weights.shortfall)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

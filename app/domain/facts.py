@@ -41,6 +41,13 @@ class WeightsFact:
     state: WeightsState = WeightsState.UNKNOWN
     updates_since_flush: int = 0
 
+    @property
+    def shortfall(self) -> str:
+        """Of weights that are not valid: what they are, and the way back."""
+        if self.state is WeightsState.UPDATING:
+            return "weights are updating: wait for the end of it"
+        return f"weights are {self.state.value}: a full update of them is the way back"
+
 
 @dataclass(frozen=True, slots=True)
 class LoraFact:

@@ -87,7 +87,7 @@ class ReconfigureServing(Command):
     def check_state(self, facts: EngineFacts) -> None:
         refuse_released(facts.released)
         if facts.weights.state not in (WeightsState.VALID, WeightsState.UNKNOWN):
-            raise WeightsNotValid(f"weights are {facts.weights.state.value}")
+            raise WeightsNotValid(facts.weights.shortfall)
         if self.drain is DrainRule.REFUSE and frozen_requests(facts):
             raise RequestsInFlight("requests are frozen by a pause")
         if self.drain is DrainRule.WAIT:

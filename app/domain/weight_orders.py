@@ -193,7 +193,7 @@ class SetWeightVersion(Command):
     def check_state(self, facts: EngineFacts) -> None:
         """Weights that are not valid have no name. Raises WeightsNotValid."""
         if facts.weights.state is not WeightsState.VALID:
-            raise WeightsNotValid(f"weights are {facts.weights.state.value}")
+            raise WeightsNotValid(facts.weights.shortfall)
 
 
 def _admission(document: JsonObject) -> AdmissionRule:

@@ -310,7 +310,9 @@ CATALOGUE: Mapping[str, Reason] = {
         "Resources are released", "It cannot serve without them.", "Restore them first."
     ),
     "WEIGHTS_NOT_VALID": Reason(
-        "Weights are not valid", "It cannot serve with them.", "Update the weights first."
+        "Weights are not valid",
+        "It cannot serve with them.",
+        "Give it a full update of its weights.",
     ),
     "UNSUPPORTED_OPERATION": Reason(
         "Not offered by the engine", "See its capabilities.", "Use what it offers."

@@ -230,6 +230,18 @@ class TestState:
             Resume(pause_epoch=3).check_state(paused(**changes))
 
     @pytest.mark.parametrize(
+        ("state", "words"),
+        [
+            (WeightsState.INCONSISTENT, "weights are inconsistent: a full update .* way back"),
+            (WeightsState.MISSING, "weights are missing: a full update .* way back"),
+            (WeightsState.UPDATING, "weights are updating: wait"),
+        ],
+    )
+    def test_the_way_back_to_valid_weights_is_said(self, state: WeightsState, words: str) -> None:
+        with pytest.raises(WeightsNotValid, match=words):
+            Resume(pause_epoch=3).check_state(paused(weights=WeightsFact("v7", state)))
+
+    @pytest.mark.parametrize(
         "changes",
         [
             {},

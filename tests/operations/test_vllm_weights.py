@@ -379,10 +379,25 @@ async def test_one_member_fails_and_no_member_serves(tmp_path: Path) -> None:
         assert ended.state is S.FAILED
         assert ended.error is not None
         assert (ended.error.ranks, ended.error.effect) == ((1,), FailureEffect.APPLIED_IN_PART)
+        assert ended.error.message.startswith("the update is not finished on every member: ")
         facts = await gateway.facts()
         assert (facts.weights.state, facts.weights.version) == (WeightsState.INCONSISTENT, None)
         assert facts.admission is Admission.PAUSED
         assert all(one.control.paused for one in gateway.controls)
+
+
+async def test_a_finish_that_fails_says_so_of_the_one_engine(tmp_path: Path) -> None:
+    async with vllm_gateway(tmp_path) as gateway:
+        order = await gateway.give(session())
+        await go_on(gateway, chunk())
+        await begun(gateway, order, "staged")
+        gateway.engine.fails["FinishWeightUpdate"] = [(C.INTERNAL, "no")]
+        await go_on(gateway, CommitSession(1))
+        ended = await gateway.end_of(order)
+        assert ended.error is not None
+        assert ended.error.message == (
+            "the engine did not finish the update: the engine could not carry it out"
+        )
 
 
 @pytest.mark.long

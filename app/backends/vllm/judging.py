@@ -22,6 +22,7 @@ from app.domain.commands import (
     UpdateWeights,
 )
 from app.domain.errors import ChadburnError, RequestsFrozen, ResourcesReleased, WeightsNotValid
+from app.domain.facts import WeightsFact
 from app.domain.kinds import (
     Admission,
     ContentPolicy,
@@ -96,7 +97,7 @@ def _check_new_requests(
 
 def _resume(kept: Kept, reading: EngineReading) -> None:
     if kept.weights not in (WeightsState.VALID, WeightsState.UNKNOWN):
-        raise refused_by(WeightsNotValid(f"weights are {kept.weights.value}"))
+        raise refused_by(WeightsNotValid(WeightsFact(state=kept.weights).shortfall))
     if kept.sleep_doubt and reading.sleeping is not False:
         raise refused("FAILED_PRECONDITION", "SLEEP_STATE_UNKNOWN", _SLEEP_UNKNOWN)
 
@@ -125,7 +126,7 @@ def _restore(command: RestoreResources, kept: Kept) -> None:
         raise refused("FAILED_PRECONDITION", "SLEEP_STATE_UNKNOWN", message)
     if kept.released and not rest and kept.weights is not WeightsState.VALID:
         # With its last resource vLLM opens admission by itself.
-        message = f"weights are {kept.weights.value}: update them before the last resource"
+        message = f"{WeightsFact(state=kept.weights).shortfall}, before the last resource"
         raise refused_by(WeightsNotValid(message))
 
 

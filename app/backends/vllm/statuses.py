@@ -43,6 +43,18 @@ class Lost:
 
 Said: TypeAlias = Done | Refused | Broke | Lost
 
+
+def words_of(said: Said) -> str:
+    """Why it was not done, as far as that is known; empty: it was."""
+    match said:
+        case Refused(error=error) | Broke(error=error):
+            return error.message
+        case Lost(why=why):
+            return why
+        case Done():
+            return ""
+
+
 # What a status means there, where the code alone says little.
 _REASONS = {
     ("LoadLora", _C.ALREADY_EXISTS): (

@@ -68,9 +68,8 @@ async def conclude_update(
             async for fact in _resume(errand, command):
                 yield fact
             return
-        rest = reading.ranks(set(range(len(reading.members))) - done)
-        message = "the update is not finished on every member"
-        error = error or unknown("UPDATE_INCOMPLETE", message, rest)
+        left = set(range(len(reading.members))) - done
+        error = error or _unfinished(reading.ranks(left), len(reading.members), why)
     elif way.step == RESUMING:
         async for fact in _resume(errand, command):
             yield fact
@@ -83,6 +82,14 @@ async def conclude_update(
         return
     async for fact in _untouched(errand, error, why, called_off=called_off):
         yield fact
+
+
+def _unfinished(ranks: tuple[int, ...], members: int, why: str) -> OperationError:
+    """`why`: what was said instead of it, where anything was."""
+    message = "the engine did not finish the update"
+    if members > 1:
+        message = "the update is not finished on every member"
+    return unknown("UPDATE_INCOMPLETE", f"{message}: {why}" if why else message, ranks)
 
 
 def _finished(kept: Kept, reading: EngineReading, version: str, told: set[int] | None) -> set[int]:

@@ -27,7 +27,7 @@ from app.backends.vllm.observing import (
 from app.backends.vllm.payloads import init_infos, update_info
 from app.backends.vllm.refusals import dead, unknown
 from app.backends.vllm.sessions import Lapsed, OpenSession, aborted
-from app.backends.vllm.statuses import Done, Lost, Refused, Said
+from app.backends.vllm.statuses import Done, Lost, Refused, Said, words_of
 from app.backends.vllm.update_ends import (
     BEFORE,
     FINISHING_AS,
@@ -220,7 +220,8 @@ class _Update:
         request = pb.FinishWeightUpdateRequest(weight_version=version)
         answers = await calls.order("FinishWeightUpdate", request, errand.longest_s)
         told = {place for place, one in answers.items() if isinstance(one, Done)}
-        async for fact in conclude_update(errand, self._command, None, finished=told):
+        why = next((why for one in answers.values() if (why := words_of(one))), "")
+        async for fact in conclude_update(errand, self._command, None, why, finished=told):
             yield fact
 
     async def _calls(self, step: str) -> Calls:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from app.domain.facts import WeightsFact
 from app.domain.kinds import ContentPolicy, PauseMode, ResourceKind, WeightsState
 from app.enginekit.runtime import RuntimeFault
 from app.sidecars.vllm.answers import Sleeping
@@ -40,7 +41,7 @@ class Belief:
         if self.asleep:
             raise refused("RESOURCES_RELEASED", "the engine is asleep: restore what is released")
         if self.weights is not WeightsState.VALID:
-            raise refused("WEIGHTS_NOT_VALID", f"weights are {self.weights.value}: update them")
+            raise refused("WEIGHTS_NOT_VALID", WeightsFact(state=self.weights).shortfall)
 
     def may_drain(self, in_flight: int | None) -> None:
         """vLLM calls a drain complete whose requests an earlier pause has frozen. Raises
