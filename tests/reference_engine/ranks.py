@@ -18,14 +18,16 @@ def nursery(worker: str = WORKER) -> Nursery:
     return made
 
 
-def ranks() -> list[int]:
-    """Those whose front end is this process; oldest first."""
-    return [pid for pid in children() if _name(pid) == RANK_NAME]
+def ranks(front_end: int | None = None) -> list[int]:
+    """Those of that process, or of this one; oldest first."""
+    return [pid for pid in children(front_end) if _name(pid) == RANK_NAME]
 
 
-def children() -> list[int]:
-    """Of this process, whichever thread started them, as far as they run; oldest first."""
-    found = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+def children(parent: int | None = None) -> list[int]:
+    """Of that process, or of this one, whichever thread started them, as far as they run; oldest
+    first."""
+    tasks = Path("/proc", "self" if parent is None else str(parent), "task")
+    found = [path.read_text() for path in tasks.glob("*/children")]
     return sorted(int(pid) for text in found for pid in text.split() if alive(int(pid)))
 
 
