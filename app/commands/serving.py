@@ -8,6 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from app.commands.ending import CommandFailed, Exit, usage
+from app.commands.listening import (
+    AdminAddress,
+    AdminAudience,
+    Certificate,
+    ClientCa,
+    InferenceAddress,
+    InferenceAudience,
+    Key,
+    RendezvousAllow,
+)
 from app.demo.folder import write_json
 from app.demo.plan import ENGINE_AUDIENCE, INFERENCE_AUDIENCE
 from app.domain.kinds import EngineRole
@@ -57,12 +67,8 @@ def engine(
         Path | None,
         typer.Option(help="Also make a second small one below this folder, to update to."),
     ] = None,
-    inference_address: Annotated[
-        str, typer.Option(help="host:port (0: a free one) or unix:/path.")
-    ] = "127.0.0.1:8767",
-    admin_address: Annotated[
-        str, typer.Option(help="Takes orders; the same forms.")
-    ] = "127.0.0.1:8768",
+    inference_address: InferenceAddress = "127.0.0.1:8767",
+    admin_address: AdminAddress = "127.0.0.1:8768",
     vllm_control: Annotated[
         str | None,
         typer.Option(
@@ -73,35 +79,21 @@ def engine(
     issuer: Annotated[
         str | None, typer.Option(help="Whose tokens are taken: the issuer's URL.")
     ] = None,
-    inference_audience: Annotated[
-        str, typer.Option(help="Audience of tokens for inference.")
-    ] = INFERENCE_AUDIENCE,
-    admin_audience: Annotated[
-        str, typer.Option(help="Audience of tokens for orders.")
-    ] = ENGINE_AUDIENCE,
+    inference_audience: InferenceAudience = INFERENCE_AUDIENCE,
+    admin_audience: AdminAudience = ENGINE_AUDIENCE,
     insecure_loopback: Annotated[
         bool, typer.Option("--insecure-loopback", help="No tokens; loopback and sockets only.")
     ] = False,
-    certificate: Annotated[
-        Path | None, typer.Option(help="PEM file; TLS on both listeners. Goes with --key.")
-    ] = None,
-    key: Annotated[Path | None, typer.Option(help="PEM file of its private key.")] = None,
-    client_ca: Annotated[
-        Path | None, typer.Option(help="PEM file; who orders must show a certificate by it.")
-    ] = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    client_ca: ClientCa = None,
     model_name: Annotated[str | None, typer.Option(help="Else the checkpoint's folder.")] = None,
     weight_version: Annotated[str | None, typer.Option(help="Label of its weights.")] = None,
     weights_root: Annotated[
         list[Path] | None,
         typer.Option(help="Updates may read files below this directory. Repeatable."),
     ] = None,
-    rendezvous_allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HOST:PORT[-PORT]",
-            help="Updates may meet trainers there; HOST is a name or a network. Repeatable.",
-        ),
-    ] = None,
+    rendezvous_allow: RendezvousAllow = None,
     profile_root: Annotated[
         Path | None, typer.Option(help="Where profiles are kept; else in the data directory.")
     ] = None,

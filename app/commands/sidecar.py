@@ -12,6 +12,16 @@ from urllib.parse import urlsplit
 import typer
 
 from app.commands.ending import CommandFailed, Exit, usage
+from app.commands.listening import (
+    AdminAddress,
+    AdminAudience,
+    Certificate,
+    ClientCa,
+    InferenceAddress,
+    InferenceAudience,
+    Key,
+    RendezvousAllow,
+)
 from app.commands.printing import note
 from app.commands.serving import EndWithStdin, tie
 from app.demo.folder import write_json
@@ -44,12 +54,8 @@ def vllm(
     engine_key_file: Annotated[
         Path | None, typer.Option(help="Holds the API key of the engine's /v1 routes.")
     ] = None,
-    inference_address: Annotated[
-        str, typer.Option(help="host:port (0: a free one) or unix:/path.")
-    ] = "127.0.0.1:8777",
-    admin_address: Annotated[
-        str, typer.Option(help="Takes orders; the same forms.")
-    ] = "127.0.0.1:8778",
+    inference_address: InferenceAddress = "127.0.0.1:8777",
+    admin_address: AdminAddress = "127.0.0.1:8778",
     token_file: Annotated[
         Path | None, typer.Option(help="Holds the token that orders have to show.")
     ] = None,
@@ -59,33 +65,19 @@ def vllm(
     issuer: Annotated[
         str | None, typer.Option(help="Instead: whose tokens are taken, the issuer's URL.")
     ] = None,
-    inference_audience: Annotated[
-        str, typer.Option(help="Audience of tokens for inference.")
-    ] = INFERENCE_AUDIENCE,
-    admin_audience: Annotated[
-        str, typer.Option(help="Audience of tokens for orders.")
-    ] = ENGINE_AUDIENCE,
+    inference_audience: InferenceAudience = INFERENCE_AUDIENCE,
+    admin_audience: AdminAudience = ENGINE_AUDIENCE,
     insecure_loopback: Annotated[
         bool, typer.Option("--insecure-loopback", help="No tokens on loopback; warns.")
     ] = False,
-    certificate: Annotated[
-        Path | None, typer.Option(help="PEM file; TLS on both listeners. Goes with --key.")
-    ] = None,
-    key: Annotated[Path | None, typer.Option(help="PEM file of its private key.")] = None,
-    client_ca: Annotated[
-        Path | None, typer.Option(help="PEM file; who orders must show a certificate by it.")
-    ] = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    client_ca: ClientCa = None,
     weights_root: Annotated[
         list[Path] | None,
         typer.Option(help="Updates may name files below this directory. Repeatable."),
     ] = None,
-    rendezvous_allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HOST:PORT[-PORT]",
-            help="Updates may meet trainers there; HOST is a name or a network. Repeatable.",
-        ),
-    ] = None,
+    rendezvous_allow: RendezvousAllow = None,
     lora_root: Annotated[
         list[Path] | None,
         typer.Option(help="Adapters may be loaded from below this directory. Repeatable."),

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
+from app.backends.codes import code_of
 from app.domain import errors as domain
 from app.domain.kinds import FailureEffect
 from app.domain.operation import OperationError
 from app.domain.transitions import Failed
-
-# Branch of the tree: google.rpc.Code. The first that an error is an instance of.
-_CODES: tuple[tuple[type[domain.ChadburnError], str], ...] = (
-    (domain.InvalidArgument, "INVALID_ARGUMENT"),
-    (domain.NotFound, "NOT_FOUND"),
-    (domain.AlreadyExists, "ALREADY_EXISTS"),
-    (domain.Aborted, "ABORTED"),
-    (domain.FailedPrecondition, "FAILED_PRECONDITION"),
-    (domain.Unimplemented, "UNIMPLEMENTED"),
-    (domain.EngineAuthRefused, "UNAUTHENTICATED"),
-    (domain.ChadburnError, "UNAVAILABLE"),
-)
 
 
 def too_late(message: str) -> Failed:
@@ -31,8 +20,7 @@ def nothing_to_send() -> Failed:
 
 def not_sent(error: domain.ChadburnError) -> Failed:
     """For the reason for which it would be refused if it were given now."""
-    code = next(code for branch, code in _CODES if isinstance(error, branch))
-    return _failed(code, error.reason, error.message, retryable=error.retryable)
+    return _failed(code_of(error), error.reason, error.message, retryable=error.retryable)
 
 
 def _failed(code: str, reason: str, message: str, *, retryable: bool = False) -> Failed:

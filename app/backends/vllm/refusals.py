@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
+from app.backends.codes import code_of
 from app.backends.port import EngineRefused
 from app.domain import errors as domain
 from app.domain.kinds import FailureEffect
 from app.domain.operation import OperationError
-
-_CODES: tuple[tuple[type[domain.ChadburnError], str], ...] = (
-    (domain.InvalidArgument, "INVALID_ARGUMENT"),
-    (domain.NotFound, "NOT_FOUND"),
-    (domain.AlreadyExists, "ALREADY_EXISTS"),
-    (domain.Aborted, "ABORTED"),
-    (domain.FailedPrecondition, "FAILED_PRECONDITION"),
-    (domain.ResourceExhausted, "RESOURCE_EXHAUSTED"),
-    (domain.Unimplemented, "UNIMPLEMENTED"),
-    (domain.ChadburnError, "UNAVAILABLE"),
-)
 
 
 def refused(code: str, reason: str, message: str, *, retryable: bool = False) -> EngineRefused:
@@ -27,8 +17,7 @@ def refused(code: str, reason: str, message: str, *, retryable: bool = False) ->
 
 
 def refused_by(error: domain.ChadburnError) -> EngineRefused:
-    code = next(code for branch, code in _CODES if isinstance(error, branch))
-    return refused(code, error.reason, error.message, retryable=error.retryable)
+    return refused(code_of(error), error.reason, error.message, retryable=error.retryable)
 
 
 def unknown(
