@@ -187,6 +187,10 @@ class ScriptedBackend:
                 self.restart(remembers=True)
                 raise OutcomeLost("restarted")
             if how == "restarts and forgets" and heard == 1:
+                # Here and not when it was taken on: whoever stops listening before this and
+                # attaches again sees the same order end, which then has its effect only once.
+                if not known.ended:
+                    self.effects[operation_id] += 1
                 self.restart(remembers=False)
                 raise OutcomeLost("restarted")
             if heard == len(known.facts) and not known.ended:
@@ -205,8 +209,6 @@ class ScriptedBackend:
             self._end(operation_id, Failed(error=_BROKEN))
         elif how not in ("drains", "restarts and remembers", "restarts and forgets"):
             self._carry(operation_id)
-        elif how == "restarts and forgets":
-            self.effects[operation_id] += 1
         return known
 
     async def _drain(self, operation_id: str, known: Kept) -> None:
