@@ -1,10 +1,11 @@
-"""An engine that speaks `OpenEngineAdmin` and the core `Control` service."""
+"""An engine that speaks `OpenEngineAdmin` and the core `Control` service, or the latter alone."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import grpc
 
 from app.backends import aborts, adapters, letters, profiles, readings, status_map
 from app.backends.continuing import take_further
+from app.backends.core_control import CoreControl, CoreProfile, absent_is_none
 from app.backends.endpoint import CLOSED, Endpoint, NotKnownThere, was_asked_to_stop
 from app.backends.port import (
     Discovery,
@@ -20,6 +22,7 @@ from app.backends.port import (
     Found,
     Order,
     Silence,
+    StillRunning,
 )
 from app.backends.session_letters import stage_request
 from app.backends.spelling import Malformed, text_of
@@ -55,8 +58,18 @@ _DESCRIBE_AGAIN_S = 5.0
 _DEFAULT_LIMITS = StreamLimits()
 
 
+@dataclass(frozen=True, slots=True)
+class _AdminProfile:
+    """As the engine itself tells it."""
+
+    profile: admin_pb2.AdminProfile
+    troubles: tuple[str, ...] = ()
+
+
 class OpenEngineBackend:
-    """Implements `EngineBackend`. `admin` takes orders and ends requests, `control` is read."""
+    """Implements `EngineBackend`. `admin` takes orders and ends requests, `control` is read. `core`
+    speaks for an engine that has no admin service: its requests can be ended, and its adapters
+    changed where it has such calls."""
 
     def __init__(
         self,
@@ -64,11 +77,13 @@ class OpenEngineBackend:
         control: Endpoint,
         clock: Clock,
         *,
+        core: CoreControl,
         limits: StreamLimits = _DEFAULT_LIMITS,
     ) -> None:
         self._admin = admin
         self._control = control
         self._clock = clock
+        self._core = core
         self._limits = limits
         self._described: tuple[str, JsonObject, tuple[JsonObject, ...]] | None = None
         self._describe_after = 0.0
@@ -76,14 +91,15 @@ class OpenEngineBackend:
     async def discover(self, timeout_s: float) -> Discovery:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + timeout_s
-        profile = await self._admin.read(_get_profile, timeout_s)
+        read = await self._read_profile(timeout_s)
+        profile = read.profile
         try:
             facts = readings.facts_of(profile, self._clock.now())
             capabilities = readings.capabilities_of(profile)
         except Malformed as malformed:
             log.warning("an engine's profile can't be read: %s", malformed)
             raise EngineSilent(Silence.MALFORMED) from malformed
-        troubles = readings.troubles_of(profile)
+        troubles = (*read.troubles, *readings.troubles_of(profile))
         # Constant for the life of an engine process, unless that can be given another shape.
         reshapes = OperationKind.RECONFIGURE_SERVING in capabilities.operations
         of = f"{facts.instance_id} {facts.revision if reshapes else ''}"
@@ -92,7 +108,19 @@ class OpenEngineBackend:
         if self._described is None:
             return Discovery({}, (), capabilities, facts, (*troubles, "control_unreachable"))
         _, info, models = self._described
+        info = {**info, "admin_service": not isinstance(read, CoreProfile)}
         return Discovery(info, models, capabilities, facts, troubles)
+
+    async def _read_profile(self, timeout_s: float) -> _AdminProfile | CoreProfile:
+        """Raises EngineSilent."""
+        ends_at = asyncio.get_running_loop().time() + timeout_s
+        try:
+            profile = await self._admin.read(_get_profile, timeout_s)
+        except NotKnownThere as unknown:
+            raise EngineSilent(Silence.MALFORMED) from unknown
+        if profile is not None:
+            return _AdminProfile(profile)
+        return await self._core.profile(ends_at - asyncio.get_running_loop().time())
 
     async def _describe(
         self, of: str, left_s: float
@@ -132,6 +160,10 @@ class OpenEngineBackend:
         try:
             known = await self._admin.read(partial(_get_operation, operation_id), timeout_s)
         except NotKnownThere:
+            return None
+        if known is None:
+            # Without an admin service there are no records; with one, something is in between.
+            await self._core.profile(timeout_s)
             return None
         if known.idempotency_key != operation_id or not known.operation_id:
             raise EngineSilent(Silence.MALFORMED)
@@ -189,11 +221,15 @@ class OpenEngineBackend:
     ) -> Completed | None:
         if not adapters.is_adapter_order(order.command):
             return None
-        profile = await self._profile(timeout_s)
+        read = await self._read_profile(timeout_s)
         try:
-            return adapters.read_back(order.command, profile, sent_to)
+            shown = adapters.read_back(order.command, read.profile, sent_to)
         except Malformed as malformed:
             raise EngineSilent(Silence.MALFORMED) from malformed
+        if shown is None and isinstance(read, CoreProfile) and read.profile.instance_id == sent_to:
+            # It does not tell what it is at: the order may take effect yet.
+            raise StillRunning("the engine does not tell whether it is at it")
+        return shown
 
     def _longest(self, order: Order) -> float:
         left_s = (order.deadline_at - self._clock.now()).total_seconds()
@@ -203,10 +239,7 @@ class OpenEngineBackend:
         return await self._admin.read(partial(_get_record, engine_operation_id), timeout_s)
 
     async def _profile(self, timeout_s: float) -> admin_pb2.AdminProfile:
-        try:
-            return await self._admin.read(_get_profile, timeout_s)
-        except NotKnownThere as unknown:
-            raise EngineSilent(Silence.MALFORMED) from unknown
+        return (await self._read_profile(timeout_s)).profile
 
     async def cancel(self, engine_operation_id: str, timeout_s: float) -> None:
         wanted = admin_pb2.CancelAdminOperationRequest(operation_id=engine_operation_id)
@@ -262,17 +295,17 @@ class OpenEngineBackend:
 # ---- reads: the channel and the keyword arguments of the call come from the endpoint ----
 
 
-async def _get_profile(channel: grpc.aio.Channel, rest: Any) -> admin_pb2.AdminProfile:
+async def _get_profile(channel: grpc.aio.Channel, rest: Any) -> admin_pb2.AdminProfile | None:
     stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
-    return await stub.GetAdminProfile(admin_pb2.GetAdminProfileRequest(), **rest)
+    return await absent_is_none(stub.GetAdminProfile(admin_pb2.GetAdminProfileRequest(), **rest))
 
 
 async def _get_operation(
     key: str, channel: grpc.aio.Channel, rest: Any
-) -> admin_pb2.AdminOperation:
+) -> admin_pb2.AdminOperation | None:
     stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
     wanted = admin_pb2.GetAdminOperationRequest(idempotency_key=key)
-    return await stub.GetOperation(wanted, **rest)
+    return await absent_is_none(stub.GetOperation(wanted, **rest))
 
 
 async def _get_record(
@@ -302,9 +335,4 @@ async def _get_kv_event_sources(
     channel: grpc.aio.Channel, rest: Any
 ) -> kv_pb2.GetKvEventSourcesResponse | None:
     stub = openengine_pb2_grpc.ControlStub(channel)
-    try:
-        return await stub.GetKvEventSources(kv_pb2.GetKvEventSourcesRequest(), **rest)
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return None
-        raise
+    return await absent_is_none(stub.GetKvEventSources(kv_pb2.GetKvEventSourcesRequest(), **rest))

@@ -71,7 +71,8 @@ class Discovery:
     `facts.pause.by` is the idempotency key of the pause as the engine has it (it may belong to
     anyone), empty when it has none. `troubles`: lower_snake words for what is not well although
     it answers: `control_unreachable`, `ranks_unwell`, `ranks_failed` beside it where one has ended
-    or is out of reach, `weights_inconsistent`, `members_differ`, `serving_without_weights`.
+    or is out of reach, `weights_inconsistent`, `members_differ`, `serving_without_weights`; of one
+    without an admin service `not_ready` and `degraded`.
     """
 
     info: JsonObject

@@ -7,14 +7,15 @@ import secrets
 from collections.abc import Callable
 
 from app.backends.channels import Line, Resolve, resolve
+from app.backends.core_control import CoreControl
 from app.backends.credentials import Credential, Credentials
 from app.backends.endpoint import Endpoint
+from app.backends.kept_states import KeptStates
 from app.backends.openengine import OpenEngineBackend
 from app.backends.port import EngineBackend
 from app.backends.reach import ReachPolicy
 from app.backends.streams import StreamLimits
 from app.backends.vllm.backend import VllmBackend
-from app.backends.vllm.kept import KeptStates
 from app.backends.vllm.members import Crew, Seat
 from app.clock import Clock
 from app.domain.engine import Dialect, Member, Registration, TlsNames
@@ -41,8 +42,8 @@ class Backends:
         resolver: Resolve = resolve,
         span_id: Callable[[], str] = _span_id,
     ) -> None:
-        """`kept`: where is kept what engines of dialect `vllm` do not keep; None: nowhere, so that
-        there are none."""
+        """`kept`: where is kept what engines of dialect `vllm` do not keep, and those that have no
+        admin service; None: nowhere, so that there are none of that dialect."""
         self._reach = reach
         self._credentials = credentials
         self._clock = clock
@@ -123,7 +124,13 @@ class Backends:
             self._endpoint(address, credential)
             for address in (members[0].admin, members[0].control)
         )
-        return OpenEngineBackend(admin, control, self._clock, limits=self._limits)
+        return OpenEngineBackend(
+            admin,
+            control,
+            self._clock,
+            core=CoreControl(control, registration.id, self._kept),
+            limits=self._limits,
+        )
 
     def _seat(self, member: Member, credential: Credential) -> Seat:
         orders = self._endpoint(member.admin, credential)

@@ -323,7 +323,7 @@ class ScriptedEngine(admin_pb2_grpc.OpenEngineAdminServicer, openengine_pb2_grpc
             engine_role=server_pb2.ENGINE_ROLE_AGGREGATED,
         )
         info.parallelism.tensor_parallel_size = 2
-        info.extra["api_key"] = "canary"
+        info.extra.update({"openengine_admin": True, "api_key": "canary"})
         return info
 
     async def GetModelInfo(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 
 from app.backends.credentials import Credentials, CredentialSettings
+from app.backends.kept_states import KeptStates
 from app.backends.port import EngineBackend, Order
 from app.backends.reach import ReachPolicy
 from app.backends.registry import Backends
@@ -51,9 +52,10 @@ def backends(
     entries: dict[str, CredentialSettings] | None = None,
     reach: ReachPolicy = LOOPBACK,
     limits: StreamLimits = QUICK,
+    kept: KeptStates | None = None,
 ) -> Backends:
     clock = SystemClock()
-    return Backends(reach, Credentials(entries or {}, clock), clock, limits=limits)
+    return Backends(reach, Credentials(entries or {}, clock), clock, kept=kept, limits=limits)
 
 
 async def told(backend: EngineBackend, wanted: Order) -> list[Fact]:

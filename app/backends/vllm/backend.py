@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from app.backends.kept_states import KeptStates
 from app.backends.port import (
     Discovery,
     EngineSilent,
@@ -25,7 +26,7 @@ from app.backends.vllm import aborting
 from app.backends.vllm.aims import aim_of
 from app.backends.vllm.errands import Errand, Means, conclude, one_call
 from app.backends.vllm.groups import join
-from app.backends.vllm.kept import Kept, KeptStates, UnderWay
+from app.backends.vllm.kept import Kept, UnderWay
 from app.backends.vllm.members import Crew, EngineDead
 from app.backends.vllm.notes import Notes, Overtaken
 from app.backends.vllm.observing import facts_of, observe, troubles_of

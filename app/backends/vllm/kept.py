@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Protocol, cast
+from typing import cast
 
 from app.domain.facts import LoraFact
 from app.domain.kept_state import KeptState
@@ -26,16 +26,6 @@ from app.domain.operation import JsonObject, JsonValue, OperationError
 from app.domain.transitions import Cancelled, Completed, Failed
 
 End = Completed | Failed | Cancelled
-
-
-class KeptStates(Protocol):
-    """Where it is kept. Both may raise a ChadburnError: the place does not answer."""
-
-    async def get(self, engine_id: str) -> KeptState | None:
-        """None: nothing was ever kept."""
-
-    async def put(self, engine_id: str, state: KeptState) -> bool:
-        """Whether it was written, in the place of the version whose number is one lower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +136,15 @@ class Kept:
 
     @classmethod
     def of(cls, state: KeptState) -> Kept:
+        """Of an engine that was of another dialect before, only the counters go on."""
         parts = state.document
+        if "instance_ids" not in parts:
+            return cls(
+                number=state.number,
+                revision=state.revision,
+                pause_epoch=state.pause_epoch,
+                release_epoch=state.release_epoch,
+            )
         way = cast("JsonObject | None", parts["under_way"])
         ended = cast("JsonObject | None", parts["ended"])
         loras = cast("list[JsonObject]", parts["loras"])

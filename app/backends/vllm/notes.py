@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.backends.vllm.kept import Kept, KeptStates
+from app.backends.kept_states import KeptStates
+from app.backends.vllm.kept import Kept
 
 
 class Overtaken(Exception):
