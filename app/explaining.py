@@ -116,7 +116,7 @@ def policy_in(settings: Settings, file: Path | None) -> Policy | None:
 def answer_to(
     question: Question, caller: Principal, policy: Policy | None, settings: Settings
 ) -> Answer:
-    compat = bool(settings.compat)
+    compat = frozenset(one.layer for one in settings.compat)
     route = found_route(question.method, question.path, compat=compat)
     if route is None or route.need is None:
         return Answer(route, None)

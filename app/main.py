@@ -37,7 +37,7 @@ from app.domain.selectors import Selector
 from app.http.allowances import Allowances
 from app.http.api import OF_THE_KIND, ApiSettings, build_api
 from app.http.closing import Closing
-from app.http.compat.exposures import Exposure, Exposures, Flavour
+from app.http.compat.exposures import Exposure, Exposures, Flavour, Layer
 from app.http.listening import Listening, ListenRefused, bound_at, listening
 from app.http.policing import follow_policy
 from app.http.readiness import look_at_engines
@@ -136,7 +136,7 @@ def create_app(
             receive_timeout_s=settings.receive_timeout_s,
             trusted_proxies=settings.trusted_proxies,
             https=settings.base_url.startswith("https:"),
-            compat=bool(settings.compat),
+            compat=frozenset(one.layer for one in settings.compat),
         ),
         metrics=metrics,
         lifespan=lifespan,
@@ -432,10 +432,10 @@ def exposures_of(settings: Settings) -> Exposures:
         tuple(
             Exposure(
                 Selector(
-                    ids=frozenset(one.engines) if one.engines else None,
+                    ids=frozenset(one.engines) or None,
                     labels={name: frozenset(values) for name, values in one.labels.items()},
                 ),
-                Flavour(one.flavour),
+                *(Flavour(one.flavour), Layer(one.layer)),
             )
             for one in settings.compat
         )

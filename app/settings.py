@@ -155,8 +155,7 @@ class CompatIdentitySettings(_Section):
 
     @model_validator(mode="after")
     def _one_proof(self) -> CompatIdentitySettings:
-        given = [one for one in (self.unix_socket, self.secret_file, self.tls) if one is not None]
-        if len(given) != 1:
+        if [self.unix_socket, self.secret_file, self.tls].count(None) != 2:
             raise ValueError("takes one of unix_socket, secret_file and tls")
         if self.uid is not None and self.unix_socket is None:
             raise ValueError("uid goes with unix_socket")
@@ -221,8 +220,8 @@ class CredentialSettings(_Section):
 
 
 class CompatSettings(_Section):
-    """Engines that are also reached by their own administrative HTTP: of these ids, with these
-    labels, or both. `layer`: whose. `flavour`: in the shapes of which release."""
+    """Engines that are also reached by the administrative HTTP of `layer`: of these ids, with these
+    labels, or both. `flavour`: in the shapes of which release of vLLM."""
 
     layer: Literal["vllm"]
     engines: tuple[str, ...] = ()

@@ -78,8 +78,8 @@ class ApiSettings:
     receive_timeout_s: float = 30.0
     trusted_proxies: tuple[str, ...] = ()
     https: bool = False
-    compat: bool = False
-    """Whether any engine is reached by endpoints of its own."""
+    compat: frozenset[str] = frozenset()
+    """By whose endpoints of their own some engines are reached, as `Layer` has it."""
 
 
 def build_api(
@@ -109,8 +109,7 @@ def build_api(
     for router in _ROUTERS:
         # Each route as it is: an included router would wrap it, and `declares` be one step away.
         app.router.routes.extend(router.routes)
-    if settings.compat:
-        app.router.routes.extend(compat_routes())
+    app.router.routes.extend(compat_routes(settings.compat))
     app.router.routes.append(_openapi_route(app))
     add_failure_handlers(app)
     add_openapi(app)
@@ -118,9 +117,11 @@ def build_api(
     return app
 
 
-def found_route(method: str, path: str, *, compat: bool = False) -> RouteFound | None:
-    """The route that a request would come to; None: 404 or 405. Serves nothing. `compat`: with the
-    compatible endpoints, whichever engine has them."""
+def found_route(
+    method: str, path: str, *, compat: frozenset[str] = frozenset()
+) -> RouteFound | None:
+    """The route that a request would come to; None: 404 or 405. Serves nothing. `compat`: with
+    these compatible endpoints, whichever engine has them."""
     app = build_api(
         ApiSettings(allowed_hosts=(), compat=compat),
         metrics=Metrics(),

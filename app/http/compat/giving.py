@@ -23,7 +23,7 @@ from app.domain.kinds import OperationKind, OperationState
 from app.domain.operation import Actor, JsonObject, Operation
 from app.domain.scopes import Scope
 from app.http.compat.asked import Asked
-from app.http.compat.exposures import Flavour
+from app.http.compat.exposures import Flavour, Layer
 from app.http.compat.refusals import OrderFailed, OutcomeUnknown
 from app.http.negotiation import idempotency_key
 from app.http.records import actor_of, caller_of
@@ -58,6 +58,7 @@ class CompatCall:
     request: Request
     engine: Engine
     who: Principal
+    layer: Layer
     flavour: Flavour
     asked: Asked
 
@@ -79,7 +80,12 @@ class CompatCall:
     def name(self) -> str:
         """Of the endpoint, for the ledger."""
         template = cast("str", self.request.scope["route"].path)
-        return template.removeprefix("/compat/vllm/{engine}")
+        return template.removeprefix(f"/compat/{self.layer}/{{engine}}")
+
+    @property
+    def note(self) -> str:
+        """What the ledger and the audit say as the reason of its orders."""
+        return f"{self.layer.product} endpoint {self.name}"
 
     async def facts(self) -> EngineFacts:
         """Read now. Raises EngineUnreachable, also where only what stands before the engine
@@ -144,17 +150,17 @@ class CompatCall:
         """The caller's, where it has one: of several orders each has its own."""
         sent = one_header(self.request, "idempotency-key")
         if sent is None:
-            return f"vllm-{self.house.new_id()}"
+            return f"{self.layer}-{self.house.new_id()}"
         given = idempotency_key(sent)
         if not part:
             return given
-        return f"vllm-{hashlib.sha256(f'{given} {part}'.encode()).hexdigest()}"
+        return f"{self.layer}-{hashlib.sha256(f'{given} {part}'.encode()).hexdigest()}"
 
     def fingerprint(self, part: str) -> str:
         query = [list(pair) for pair in self.asked.query]
         body = hashlib.sha256(self.asked.body).hexdigest()
         said = cast("JsonObject", {"query": query, "body": body, "part": part})
-        path = f"/compat/vllm/{self.engine.id}{self.name}"
+        path = f"/compat/{self.layer}/{self.engine.id}{self.name}"
         return fingerprint(self.request.method, path, said, None)
 
     async def busy_with(self, kind: OperationKind) -> bool:
@@ -189,8 +195,7 @@ class CompatCall:
         return None
 
     def _order(self, command: Command, part: str, deadline_ms: int | None) -> OrderRequest:
-        note = f"vLLM endpoint {self.name}"
-        caller = caller_of(self.request, self.who, note)
+        caller = caller_of(self.request, self.who, self.note)
         return OrderRequest(
             engine_id=self.engine.id,
             command=command,
@@ -198,7 +203,7 @@ class CompatCall:
             key=self.key(part),
             fingerprint=self.fingerprint(part),
             deadline_ms=deadline_ms,
-            reason=note,
+            reason=self.note,
             request_id=caller.request_id,
             trace_id=caller.trace_id,
             source=caller.source,

@@ -6,7 +6,7 @@ before anybody asks who calls.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,14 +22,14 @@ from app.auth.requires import About, Need
 from app.domain.engine import Engine
 from app.domain.errors import UnknownEngine
 from app.http.compat.asked import Asked
-from app.http.compat.exposures import Flavour
+from app.http.compat.exposures import Flavour, Layer
 from app.http.compat.giving import CompatCall
-from app.http.compat.shapes import Shape
-from app.http.compat.table import ROWS, Row
+from app.http.compat.rows import Row, Table
+from app.http.compat.vllm.table import VLLM
 from app.http.rooms import rooms_of
 from app.http.route import EdgeRoute, Handler
 
-PREFIX = "/compat/vllm/{engine}"
+TABLES = {Layer.VLLM: VLLM}
 _ID = re.compile(r"[a-z0-9-]{1,63}")
 
 
@@ -44,16 +44,20 @@ class _Open:
 class CompatRoute(EdgeRoute):
     """One row of the table. An answer takes as long as the order does."""
 
-    def __init__(self, path: str, endpoint: Callable[..., Any], *, row: Row) -> None:
+    def __init__(
+        self, path: str, endpoint: Callable[..., Any], *, layer: Layer, table: Table, row: Row
+    ) -> None:
+        self._layer = layer
+        self._table = table
         self._row = row
         self._need = Need(row.scopes)
         super().__init__(
             path,
             endpoint,
-            methods=[row.method],
+            methods=list(row.methods),
             dependencies=[Depends(self._need)],
             include_in_schema=False,
-            name=_name_of(row),
+            name=_name_of(layer, row),
         )
 
     def get_route_handler(self) -> Handler:
@@ -74,6 +78,7 @@ class CompatRoute(EdgeRoute):
                 request=request,
                 engine=found.engine,
                 who=who,
+                layer=self._layer,
                 flavour=found.flavour,
                 asked=await _asked(request),
             )
@@ -82,21 +87,28 @@ class CompatRoute(EdgeRoute):
         return handler
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Of GET and HEAD vLLM knows the one that it names."""
+        """Of GET and HEAD the engines know the one that they name."""
         return APIRoute.matches(self, scope)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
-        found = await _found(request, self._row)
+        found = await _found(request, self._layer, self._row)
         if found is None:
             raise _no_route(scope)
         request.state.compat = found
-        request.state.shape = Shape(found.flavour, self._row.failing)
+        request.state.shape = self._table.shape(found.flavour, self._row.failing)
         await APIRoute.handle(self, scope, receive, send)
 
 
-def compat_routes() -> list[CompatRoute]:
-    return [CompatRoute(f"{PREFIX}{row.path}", _endpoint, row=row) for row in ROWS]
+def compat_routes(layers: Collection[str]) -> list[CompatRoute]:
+    return [
+        CompatRoute(
+            f"/compat/{layer}/{{engine}}{row.path}", _endpoint, layer=layer, table=table, row=row
+        )
+        for layer, table in TABLES.items()
+        if layer in layers
+        for row in table.rows
+    ]
 
 
 async def _endpoint() -> None:
@@ -111,15 +123,15 @@ def _no_route(scope: Scope) -> HTTPException:
     return HTTPException(404)
 
 
-async def _found(request: Request, row: Row) -> _Open | None:
+async def _found(request: Request, layer: Layer, row: Row) -> _Open | None:
     rooms = rooms_of(request)
     engine_id = request.path_params["engine"]
-    if not _ID.fullmatch(engine_id) or not rooms.exposures.may_take(engine_id):
+    if not _ID.fullmatch(engine_id) or not rooms.exposures.may_take(layer, engine_id):
         return None
     engine = await rooms.ledger.engines.get(engine_id)
     if engine is None or engine.observed.capabilities is None:
         return None
-    flavour = rooms.exposures.flavour_of(engine_id, engine.registration.labels)
+    flavour = rooms.exposures.flavour_of(layer, engine_id, engine.registration.labels)
     if flavour is None or not row.backed(engine.observed.capabilities):
         return None
     return _Open(engine, flavour)
@@ -130,6 +142,6 @@ async def _asked(request: Request) -> Asked:
     return Asked(tuple(request.query_params.multi_items()), await request.body(), kind)
 
 
-def _name_of(row: Row) -> str:
+def _name_of(layer: Layer, row: Row) -> str:
     words = re.sub(r"[^a-z0-9]+", "_", row.path.partition("{")[0].lower()).strip("_")
-    return f"vllm_{words}"
+    return f"{layer}_{words}"

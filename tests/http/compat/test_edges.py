@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.http.compat.table import ROWS
+from app.http.compat.vllm.table import VLLM
 from tests.doubles.engine import Fault
 from tests.http.compat.layered import Layered, layered
 from tests.http.full import FULL
@@ -121,8 +121,8 @@ NAMES = (
 
 @pytest.mark.long
 async def test_nothing_that_can_be_sent_is_a_defect_here(vllm: Layered) -> None:
-    for row in ROWS:
-        if row.method != "POST" or not row.backed(vllm.engine.offered):
+    for row in VLLM.rows:
+        if row.methods[0] != "POST" or not row.backed(vllm.engine.offered):
             continue
         for value in ODD:
             content = json.dumps(dict.fromkeys(NAMES, value)).encode()

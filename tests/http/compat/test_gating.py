@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from app.domain.selectors import Selector
-from app.http.compat.exposures import Exposure, Exposures, Flavour
-from app.http.compat.table import ROWS
+from app.http.compat.exposures import Exposure, Exposures, Flavour, Layer
+from app.http.compat.vllm.table import VLLM
 from app.main import create_app, exposures_of
 from app.settings import CompatSettings, Settings
 from tests.http.compat.layered import Layered
@@ -36,7 +36,7 @@ async def answer(gate: Gateway, method: str, path: str, **headers: str) -> tuple
 async def test_other_routes_are_the_same_with_and_without_it(tmp_path: Path) -> None:
     on, off = create_app(Settings(compat=(ON,))), create_app(Settings())
     assert on.openapi() == off.openapi()
-    assert len(on.routes) == len(off.routes) + len(ROWS)
+    assert len(on.routes) == len(off.routes) + len(VLLM.rows)
     async with (
         gateway(tmp_path / "on", compat=(ON,)) as with_it,
         gateway(tmp_path / "off") as without,
@@ -100,11 +100,11 @@ def test_the_first_that_takes_an_engine_counts() -> None:
         )
     )
     found = exposures_of(settings)
-    assert found.flavour_of("a", {"pool": "rl"}) is Flavour.V0_32
-    assert found.flavour_of("b", {"pool": "eval"}) is Flavour.V0_26
-    assert found.flavour_of("b", {}) is None
-    assert found.may_take("b")
-    assert not Exposures((Exposure(Selector(ids=frozenset({"a"}))),)).may_take("b")
+    assert found.flavour_of(Layer.VLLM, "a", {"pool": "rl"}) is Flavour.V0_32
+    assert found.flavour_of(Layer.VLLM, "b", {"pool": "eval"}) is Flavour.V0_26
+    assert found.flavour_of(Layer.VLLM, "b", {}) is None
+    assert found.may_take(Layer.VLLM, "b")
+    assert not Exposures((Exposure(Selector(ids=frozenset({"a"}))),)).may_take(Layer.VLLM, "b")
 
 
 @pytest.mark.parametrize(

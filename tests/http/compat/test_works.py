@@ -9,11 +9,11 @@ import pytest
 
 from app.domain.kinds import PauseMode
 from app.http.compat.asked import Asked, field
-from app.http.compat.pauses import pause_asked, sleep_asked, tags_asked
 from app.http.compat.refusals import BadBody, Invalid
-from app.http.compat.table import ROWS
 from app.http.compat.transfers import piece_of, transfer_of
-from app.http.compat.works import abort_asked, reset_asked
+from app.http.compat.vllm.pauses import pause_asked, sleep_asked, tags_asked
+from app.http.compat.vllm.readings import abort_asked, reset_asked
+from app.http.compat.vllm.table import VLLM
 from tests.enginekit.client import client_of
 from tests.enginekit.client import until as settled
 from tests.http.compat.layered import Layered, layered
@@ -155,17 +155,17 @@ async def test_refusals_have_the_shapes_of_the_release(tmp_path: Path, flavour: 
 
 
 async def test_every_endpoint_takes_the_scopes_that_it_names(vllm: Layered) -> None:
-    for row in ROWS:
+    for row in VLLM.rows:
         if not row.backed(vllm.engine.offered):
             continue
         path = row.path.replace("{name:path}", "x")
         held = {scope for scope in EVERYTHING if scope not in row.scopes}
         url = f"{vllm.url}{path}"
-        stranger = await vllm.gate.http.request(row.method, url)
+        stranger = await vllm.gate.http.request(row.methods[0], url)
         assert stranger.status_code == 401, row
         if row.scopes:
             auth = vllm.gate.auth(*held)
-            lacking = await vllm.gate.http.request(row.method, url, headers=auth)
+            lacking = await vllm.gate.http.request(row.methods[0], url, headers=auth)
             assert lacking.status_code == 403, row
     assert await vllm.operations() == []
 

@@ -3,60 +3,26 @@ read, what it does, and what it says. There is no branch anywhere else by endpoi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
-
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 
 from app.domain.kinds import CacheKind, OperationKind
 from app.domain.scopes import Scope
-from app.http.compat import answers, backing, pauses, updates, works
-from app.http.compat.asked import Asked
-from app.http.compat.giving import CompatCall
-from app.http.compat.refusals import NeverOffered
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """`backed`: whether the engine's capabilities are enough for there to be such an endpoint.
-    `failing`: the words of its refusals, where these are one text."""
-
-    path: str
-    method: str = "POST"
-    scopes: tuple[Scope, ...]
-    backed: backing.Backed
-    read: Callable[[Asked], Any]
-    act: Callable[[CompatCall, Any], Awaitable[Any]]
-    say: Callable[[Any], Response]
-    failing: str | None = None
-
-    async def answer(self, call: CompatCall) -> Response:
-        return self.say(await self.act(call, self.read(call.asked)))
-
-
-# ---- how it is read ----
-
-
-def _nothing(_: Asked) -> None:
-    """What vLLM does not look at is not looked at here either."""
-
-
-async def _refuse(_call: CompatCall, _asked: None) -> None:
-    raise NeverOffered
-
+from app.http.compat import backing, works
+from app.http.compat.rows import Row, Table, nothing, refuse
+from app.http.compat.vllm import answers, pauses, readings, updates
+from app.http.compat.vllm.shapes import Shape
 
 _PAUSE = (Scope.PAUSE,)
 _SLEEP = (Scope.PAUSE, Scope.RESOURCES)
 _WEIGHTS = (Scope.WEIGHTS,)
 _READ = (Scope.READ,)
 
-ROWS: tuple[Row, ...] = (
+_ROWS: tuple[Row, ...] = (
     Row(
         path="/abort_requests",
         scopes=(Scope.ABORT,),
         backed=backing.orders(OperationKind.ABORT_REQUESTS),
-        read=works.abort_asked,
+        read=readings.abort_asked,
         act=works.abort_requests,
         say=answers.aborted,
         failing="Failed to abort requests",
@@ -74,17 +40,17 @@ ROWS: tuple[Row, ...] = (
         path="/resume",
         scopes=_PAUSE,
         backed=backing.pauses,
-        read=_nothing,
+        read=nothing,
         act=pauses.resume,
         say=answers.said(status="resumed"),
         failing="Failed to resume generation",
     ),
     Row(
         path="/is_paused",
-        method="GET",
+        methods=("GET",),
         scopes=_READ,
         backed=backing.pauses,
-        read=_nothing,
+        read=nothing,
         act=pauses.is_paused,
         say=answers.told("is_paused"),
         failing="Failed to fetch pause status",
@@ -107,10 +73,10 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         path="/is_sleeping",
-        method="GET",
+        methods=("GET",),
         scopes=_READ,
         backed=backing.sleeps,
-        read=_nothing,
+        read=nothing,
         act=pauses.is_sleeping,
         say=answers.told("is_sleeping"),
     ),
@@ -118,7 +84,7 @@ ROWS: tuple[Row, ...] = (
         path="/release_kv_cache_memory",
         scopes=(Scope.RESOURCES,),
         backed=backing.drops_kv,
-        read=_nothing,
+        read=nothing,
         act=pauses.release_kv_cache,
         say=answers.said(status="kv_cache_released"),
     ),
@@ -126,7 +92,7 @@ ROWS: tuple[Row, ...] = (
         path="/reset_prefix_cache",
         scopes=(Scope.CACHE,),
         backed=backing.flushes(CacheKind.PREFIX),
-        read=works.reset_asked,
+        read=readings.reset_asked,
         act=works.reset_prefix_cache,
         say=answers.told("success"),
     ),
@@ -134,7 +100,7 @@ ROWS: tuple[Row, ...] = (
         path="/reset_mm_cache",
         scopes=(Scope.CACHE,),
         backed=backing.flushes(CacheKind.MULTIMODAL),
-        read=_nothing,
+        read=nothing,
         act=works.reset_mm_cache,
         say=answers.empty,
     ),
@@ -142,7 +108,7 @@ ROWS: tuple[Row, ...] = (
         path="/reset_encoder_cache",
         scopes=(Scope.CACHE,),
         backed=backing.flushes(CacheKind.ENCODER),
-        read=_nothing,
+        read=nothing,
         act=works.reset_encoder_cache,
         say=answers.empty,
     ),
@@ -190,7 +156,7 @@ ROWS: tuple[Row, ...] = (
         path="/shutdown_weight_transfer_engine",
         scopes=_WEIGHTS,
         backed=backing.updates,
-        read=_nothing,
+        read=nothing,
         act=updates.shutdown,
         say=answers.said(message="Weight transfer shut down"),
     ),
@@ -198,25 +164,25 @@ ROWS: tuple[Row, ...] = (
         path="/update_weight_version",
         scopes=_WEIGHTS,
         backed=backing.orders(OperationKind.SET_WEIGHT_VERSION),
-        read=works.version_asked,
+        read=readings.version_asked,
         act=works.set_version,
         say=answers.versioned,
     ),
     Row(
         path="/weight_info",
-        method="GET",
+        methods=("GET",),
         scopes=_READ,
         backed=backing.always,
-        read=_nothing,
+        read=nothing,
         act=works.weight_version,
         say=answers.told("weight_version"),
     ),
     Row(
         path="/get_world_size",
-        method="GET",
+        methods=("GET",),
         scopes=_READ,
         backed=backing.always,
-        read=works.with_dp_asked,
+        read=readings.with_dp_asked,
         act=works.world_size,
         say=answers.told("world_size"),
     ),
@@ -224,7 +190,7 @@ ROWS: tuple[Row, ...] = (
         path="/start_profile",
         scopes=(Scope.PROFILE,),
         backed=backing.profiles,
-        read=works.profile_asked,
+        read=readings.profile_asked,
         act=works.start_profile,
         say=answers.empty,
     ),
@@ -232,7 +198,7 @@ ROWS: tuple[Row, ...] = (
         path="/stop_profile",
         scopes=(Scope.PROFILE,),
         backed=backing.profiles,
-        read=_nothing,
+        read=nothing,
         act=works.stop_profile,
         say=answers.empty,
     ),
@@ -240,7 +206,7 @@ ROWS: tuple[Row, ...] = (
         path="/v1/load_lora_adapter",
         scopes=(Scope.ADAPTERS,),
         backed=backing.orders(OperationKind.LOAD_LORA),
-        read=works.load_asked,
+        read=readings.load_asked,
         act=works.load_lora,
         say=answers.text,
     ),
@@ -248,7 +214,7 @@ ROWS: tuple[Row, ...] = (
         path="/v1/unload_lora_adapter",
         scopes=(Scope.ADAPTERS,),
         backed=backing.orders(OperationKind.UNLOAD_LORA),
-        read=works.unload_asked,
+        read=readings.unload_asked,
         act=works.unload_lora,
         say=answers.text,
     ),
@@ -256,7 +222,7 @@ ROWS: tuple[Row, ...] = (
         path="/scale_elastic_ep",
         scopes=(Scope.RECONFIGURE,),
         backed=backing.scales,
-        read=works.scale_asked,
+        read=readings.scale_asked,
         act=works.scale,
         say=answers.scaled,
     ),
@@ -264,34 +230,34 @@ ROWS: tuple[Row, ...] = (
         path="/is_scaling_elastic_ep",
         scopes=_READ,
         backed=backing.scales,
-        read=_nothing,
+        read=nothing,
         act=works.is_scaling,
         say=answers.told("is_scaling_elastic_ep"),
     ),
     Row(
         path="/server_info",
-        method="GET",
+        methods=("GET",),
         scopes=_READ,
         backed=backing.always,
-        read=works.format_asked,
+        read=readings.format_asked,
         act=works.server_info,
         say=JSONResponse,
     ),
     Row(
         path="/version",
-        method="GET",
+        methods=("GET",),
         scopes=_READ,
         backed=backing.always,
-        read=_nothing,
+        read=nothing,
         act=works.engine_version,
         say=answers.told("version"),
     ),
     Row(
         path="/health",
-        method="GET",
+        methods=("GET",),
         scopes=_READ,
         backed=backing.always,
-        read=_nothing,
+        read=nothing,
         act=works.health,
         say=answers.well,
     ),
@@ -299,11 +265,11 @@ ROWS: tuple[Row, ...] = (
         # Whoever calls one is told so, once it is known who that is.
         Row(
             path=path,
-            method=method,
+            methods=(method,),
             scopes=(),
             backed=backing.always,
-            read=_nothing,
-            act=_refuse,
+            read=nothing,
+            act=refuse,
             say=answers.empty,
         )
         for path, method in (
@@ -317,3 +283,5 @@ ROWS: tuple[Row, ...] = (
         )
     ),
 )
+
+VLLM = Table(_ROWS, Shape)

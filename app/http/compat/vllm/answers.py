@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from app.http.compat.pauses import Woken
+from app.http.compat.vllm.pauses import Woken
 from app.http.compat.works import Aborted
 
 

@@ -12,28 +12,17 @@ ledger, a weight session.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
-from app.domain.commands import UnderPause, UpdateWeights, command_of
-from app.domain.errors import ChunkOutOfOrder, EngineBusy, SessionClosed, UnknownSession
+from app.domain.commands import UnderPause, UpdateWeights
+from app.domain.errors import UnknownSession
 from app.domain.facts import EngineFacts
-from app.domain.kinds import (
-    Component,
-    OperationKind,
-    OperationState,
-    WeightTransferBackend,
-)
-from app.domain.operation import Operation
+from app.domain.kinds import Component, OperationKind, OperationState, WeightTransferBackend
 from app.domain.weight_sessions import (
     AbortSession,
-    Chunk,
     CommitSession,
     NcclTransfer,
-    Payload,
-    SessionStage,
     SessionWeights,
-    Stage,
     Transfer,
     check_version,
 )
@@ -48,32 +37,18 @@ from app.http.compat.checkpoints import (
     update_by,
 )
 from app.http.compat.giving import CompatCall
-from app.http.compat.refusals import BadBody, OrderFailed, WouldHarm
+from app.http.compat.joining import join
+from app.http.compat.refusals import BadBody, WouldHarm
+from app.http.compat.sessions import (
+    LEASE_MS,
+    OpenSession,
+    begin_session,
+    close_session,
+    open_session_of,
+    take_piece,
+    transfer_of_latest,
+)
 from app.http.compat.transfers import Piece, piece_of, transfer_of, ways
-from app.http.records import caller_of
-from app.http.refusals import Closing
-from app.ledger.stages import Taken
-from app.operations.sessions import StageRequest, is_staged
-from app.operations.stage_sending import session_id_of
-
-_PREFIX = "vllm-"
-_LEASE_MS = 600_000
-"""A trainer that says nothing for so long is gone, and the engine must not stay as it left it."""
-_JOIN_S = 1800.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """The caller's session that is open on the engine."""
-
-    operation: Operation
-    session_id: str
-    transfer: Transfer
-
-    @property
-    def components(self) -> tuple[Component, ...]:
-        begun = command_of(OperationKind.UPDATE_WEIGHTS, self.operation.request)
-        return cast("UpdateWeights", begun).components
 
 
 def init_asked(asked: Asked) -> Mapping[str, Any]:
@@ -104,18 +79,7 @@ async def init(call: CompatCall, init_info: Mapping[str, Any]) -> None:
     for them in theirs."""
     transfer = transfer_of(init_info, ways(call.can))
     if isinstance(transfer, NcclTransfer):
-        transfer.check_ranks(call.can.world_size)
-        caller = caller_of(call.request, call.who, f"vLLM endpoint {call.name}")
-        engine_id, groups = call.engine.id, call.house.groups
-        joining = call.house.announcements.joined(
-            engine_id,
-            call.actor,
-            transfer,
-            lambda: groups.join(engine_id, transfer, caller, _JOIN_S),
-        )
-        with call.house.waiting.one_more(call.request):
-            if await call.house.closing.unless(joining) is None:
-                raise Closing
+        await join(call, transfer)
     call.house.announcements.keep(call.engine.id, call.actor, Announced(transfer))
 
 
@@ -128,7 +92,7 @@ async def start_draft(call: CompatCall, _: None) -> None:
 
 
 async def _start(call: CompatCall, component: Component) -> None:
-    found = await _open(call)
+    found = await open_session_of(call)
     if found is not None:
         taken = await call.house.ledger.stages.taken(found.operation.id)
         if taken.calls or found.components != (component,):
@@ -147,7 +111,7 @@ async def _start(call: CompatCall, component: Component) -> None:
 
 
 async def update(call: CompatCall, update_info: Any) -> None:
-    found = await _open(call)
+    found = await open_session_of(call)
     if found is None:
         announced = call.house.announcements.of(call.engine.id, call.actor)
         if announced is None or announced.component is None:
@@ -167,19 +131,11 @@ async def update(call: CompatCall, update_info: Any) -> None:
         call.house.announcements.keep(call.engine.id, call.actor, Announced())
     else:
         piece = _piece_for(found, update_info)
-    while True:
-        try:
-            index, operation = await _take_piece(call, found, piece.payload)
-            break
-        except ChunkOutOfOrder:
-            continue  # another piece of this caller's was taken meanwhile
-    seen = await call.until(operation, lambda one: is_staged(one, index))
-    if not is_staged(seen, index):
-        raise OrderFailed(seen)
+    await take_piece(call, found, piece.payload)
 
 
 async def finish(call: CompatCall, version: str | None) -> None:
-    found = await _open(call)
+    found = await open_session_of(call)
     if found is None:
         announced = call.house.announcements.of(call.engine.id, call.actor)
         if announced is not None and announced.checkpoint is not None:
@@ -189,7 +145,7 @@ async def finish(call: CompatCall, version: str | None) -> None:
         return
     taken = await call.house.ledger.stages.taken(found.operation.id)
     try:
-        operation = await _close(call, found, CommitSession(taken.chunks, version), "finish")
+        operation = await close_session(call, found, CommitSession(taken.chunks, version), "finish")
     except UnknownSession:  # it has ended meanwhile, by the same call most likely
         await _finished_already(call, version)
         return
@@ -200,9 +156,9 @@ async def finish(call: CompatCall, version: str | None) -> None:
 
 
 async def shutdown(call: CompatCall, _: None) -> None:
-    found = await _open(call)
+    found = await open_session_of(call)
     if found is not None:
-        operation = await _close(
+        operation = await close_session(
             call, found, AbortSession("the transfer was shut down"), "shutdown"
         )
         await call.until(operation, lambda one: one.done)
@@ -216,11 +172,9 @@ async def _begin(
     facts: EngineFacts,
     *,
     check_finite: bool,
-) -> _Open:
-    """Waited for until the engine has taken it on. What comes after that is told by the pieces."""
-    session_id = f"{_PREFIX}{call.house.new_id()}"
+) -> OpenSession:
     command = UpdateWeights(
-        source=SessionWeights(session_id, transfer, _LEASE_MS),
+        source=SessionWeights(f"{call.layer}-{call.house.new_id()}", transfer, LEASE_MS),
         # What it is called is said at the end; until then, and without that, it stays.
         weight_version=facts.weights.version or UNNAMED,
         cache_policy=cache_policy_under(call, facts),
@@ -228,73 +182,7 @@ async def _begin(
         components=(component,),
         check_finite=check_finite,
     )
-    try:
-        operation = await call.begin(command, "start")
-    except EngineBusy:
-        # Of the same call twice at once each has a session of another name.
-        twin = await _open(call)
-        if twin is None or twin.transfer != transfer or twin.components != command.components:
-            raise
-        operation, session_id = twin.operation, twin.session_id
-    operation = await call.until(operation, lambda one: one.engine_operation_id is not None)
-    if operation.done and operation.state is not OperationState.SUCCEEDED:
-        raise OrderFailed(operation)
-    return _Open(operation, session_id, transfer)
-
-
-async def _take_piece(call: CompatCall, found: _Open, payload: Payload) -> tuple[int, Operation]:
-    """Its index. A piece that is the very same as the latest one is that one sent again."""
-    taken = await call.house.ledger.stages.taken(found.operation.id)
-    index = taken.chunks
-    latest = await _latest(call, found, taken)
-    if isinstance(latest, Chunk) and latest.payload == payload:
-        return latest.index, found.operation
-    operation = await _go_on(call, found, Chunk(index, payload), "piece")
-    return index, operation
-
-
-async def _close(call: CompatCall, found: _Open, stage: Stage, part: str) -> Operation:
-    """Or the very same call, which has closed the session already and is under way. Raises
-    SessionClosed, UnknownSession."""
-    stages = call.house.ledger.stages
-    if stage == await _latest(call, found, await stages.taken(found.operation.id)):
-        return found.operation
-    try:
-        return await _go_on(call, found, stage, part)
-    except SessionClosed:
-        if stage != await _latest(call, found, await stages.taken(found.operation.id)):
-            raise
-        return found.operation
-
-
-async def _latest(call: CompatCall, found: _Open, taken: Taken) -> Stage | None:
-    if not taken.calls:
-        return None
-    (latest,) = await call.house.ledger.stages.after(found.operation.id, taken.calls - 1, 1)
-    return latest.stage
-
-
-async def _go_on(call: CompatCall, found: _Open, stage: Stage, part: str) -> Operation:
-    note = f"vLLM endpoint {call.name}"
-    request = StageRequest(
-        engine_id=call.engine.id,
-        command=SessionStage(found.session_id, stage),
-        actor=call.actor,
-        caller=caller_of(call.request, call.who, note),
-        key=call.key(""),
-        fingerprint=call.fingerprint(part),
-    )
-    return (await call.house.sessions.go_on(request)).operation
-
-
-async def _open(call: CompatCall) -> _Open | None:
-    for operation in await call.house.ledger.operations.open_ones(call.engine.id):
-        session_id = session_id_of(operation)
-        ours = session_id is not None and session_id.startswith(_PREFIX)
-        if session_id is not None and ours and operation.actor == call.actor:
-            begun = cast("UpdateWeights", command_of(operation.kind, operation.request))
-            return _Open(operation, session_id, cast("SessionWeights", begun.source).transfer)
-    return None
+    return await begin_session(call, command)
 
 
 async def _announced(call: CompatCall) -> Announced:
@@ -303,11 +191,9 @@ async def _announced(call: CompatCall) -> Announced:
     if known is not None and not known.shut:
         return known
     latest = None if known is not None else await call.latest(OperationKind.UPDATE_WEIGHTS)
-    if latest is not None and (session_id_of(latest) or "").startswith(_PREFIX):
-        begun = cast("UpdateWeights", command_of(latest.kind, latest.request))
-        transfer = cast("SessionWeights", begun.source).transfer
-        if isinstance(transfer, NcclTransfer):
-            return Announced(transfer)
+    transfer = transfer_of_latest(call, latest)
+    if isinstance(transfer, NcclTransfer):
+        return Announced(transfer)
     if WeightTransferBackend.DISK in ways(call.can):
         return Announced()  # of files nothing has to be said before
     raise WouldHarm("Weight transfer not initialized. Call init_weight_transfer_engine first.")
@@ -319,7 +205,7 @@ async def _finished_already(call: CompatCall, version: str | None) -> None:
     if announced is not None and announced.component is not None:
         raise WouldHarm("no weights were sent since start_weight_update")
     latest = await call.latest(OperationKind.UPDATE_WEIGHTS)
-    if latest is not None and (latest.reason or "").startswith("vLLM endpoint"):
+    if latest is not None and (latest.reason or "").startswith(f"{call.layer.product} endpoint"):
         if not latest.done:
             latest = await call.ended(latest)
         told = (latest.result or {}).get("weight_version")
@@ -330,7 +216,7 @@ async def _finished_already(call: CompatCall, version: str | None) -> None:
     raise WouldHarm("finish_weight_update called without a matching start_weight_update.")
 
 
-def _piece_for(found: _Open, update_info: Any) -> Piece:
+def _piece_for(found: OpenSession, update_info: Any) -> Piece:
     piece = piece_of(update_info, found.transfer)
     if piece.transfer is not None and piece.transfer != found.transfer:
         raise BadBody("the pieces of one update from disk lie in one folder")
