@@ -2,6 +2,7 @@
 # make test              all checks and tests (CI runs this)
 # make test-full         the same with every long figure; writes docs/test-report.md
 # make test-vllm         against real vLLM, which it builds in .vllm (Linux, 6 GB; not in make test)
+# make test-sglang       against real SGLang, in .sglang (Linux, 4 GB; not in make test)
 # make lint              the checks alone
 # make mutation-test     change app/auth in thousands of ways; writes docs/mutation-report.md
 # make proto             generate app/rpc/ and docs/operation-fields.md from proto/
@@ -10,7 +11,7 @@
 # Needs Python 3.11 or later, git and make; the targets install the rest into .venv.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := test
-.PHONY: demo test test-full test-vllm lint mutation-test proto bench
+.PHONY: demo test test-full test-vllm test-sglang lint mutation-test proto bench
 
 demo:
 	@scripts/setup demo
@@ -26,6 +27,11 @@ test-vllm:
 	@scripts/setup dev
 	@scripts/setup-vllm
 	@scripts/test-vllm $(ARGS)
+
+test-sglang:
+	@scripts/setup dev
+	@scripts/setup-sglang
+	@scripts/test-sglang $(ARGS)
 
 lint:
 	@scripts/setup dev

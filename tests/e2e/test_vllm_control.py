@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.driving import Gateway
 from tests.e2e.processes import Process, cleaned
-from tests.vllm.gateway import ENGINE, gateway, register
+from tests.real.gateway import ENGINE, gateway, register
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.vllm.servers import DATA, HOME, Server, serving
+from tests.real.servers import Server, made_models
+from tests.vllm.servers import DATA, HOME, serving
 
 # An engine's start takes up to a minute on two cores, and some tests start several.
 LIMIT_S = 900
@@ -23,15 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def models() -> Path:
-    """The folder with the models `a`, `b` and what is wrong with others; made once."""
-    python = HOME / "env" / "bin" / "python"
+    """The folder with the models `a`, `b` and what is wrong with others."""
     assert (HOME / "done-plugin").exists(), "real vLLM is not built: run scripts/setup-vllm"
-    script = Path(__file__).with_name("models.py")
-    digest = hashlib.sha256(script.read_bytes()).hexdigest()[:12]
-    folder = DATA / f"models-{digest}"
-    if not folder.exists():
-        subprocess.run([python, script, folder], check=True, stdin=subprocess.DEVNULL)
-    return folder
+    return made_models(HOME / "env" / "bin" / "python", DATA)
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,11 @@ from tests.doubles.trainers import (
     skyrl_by_method,
     trl,
 )
-from tests.vllm.asking import Said, generate, post
-from tests.vllm.beside import beside
-from tests.vllm.gateway import ENGINE, gateway, register
-from tests.vllm.servers import Server, serving
+from tests.real.asking import Said, generate, post
+from tests.real.beside import beside
+from tests.real.gateway import ENGINE, gateway, register
+from tests.real.servers import Server
+from tests.vllm.servers import serving
 from tests.vllm.test_harm import LAYER
 
 pytestmark = pytest.mark.anyio

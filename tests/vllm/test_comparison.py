@@ -11,9 +11,10 @@ import pytest
 
 from tests.e2e.driving import Gateway
 from tests.http.compat.comparison import REASONS, Compared, compared
-from tests.vllm.beside import beside
-from tests.vllm.gateway import ENGINE, gateway, register
-from tests.vllm.servers import DATA, ROOT, serving
+from tests.real.beside import beside
+from tests.real.gateway import ENGINE, gateway, register
+from tests.real.servers import ROOT
+from tests.vllm.servers import DATA, serving
 from tests.vllm.test_harm import LAYER
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.processes import COMMAND, environment
-from tests.vllm.beside import beside
+from tests.real.beside import beside
 from tests.vllm.servers import DATA, serving
 
 # Seen of vLLM itself on a CPU: what the base model answers greedily can come out otherwise while an

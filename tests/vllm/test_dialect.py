@@ -13,9 +13,9 @@ import pytest
 from app.rpc.vllm import control_pb2 as pb
 from app.rpc.vllm.control_pb2_grpc import ControlStub
 from tests.e2e.driving import Gateway
-from tests.vllm.asking import streaming
-from tests.vllm.gateway import ENGINE, gateway, register
-from tests.vllm.servers import Server
+from tests.real.asking import streaming
+from tests.real.gateway import ENGINE, gateway, register
+from tests.real.servers import Server
 
 pytestmark = pytest.mark.anyio
 

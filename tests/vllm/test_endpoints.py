@@ -9,9 +9,10 @@ import httpx2
 import pytest
 
 from tests.doubles.trainers import Step, Wire, prime_rl, trl
-from tests.vllm.asking import Said, generate, post, streaming
-from tests.vllm.gateway import ENGINE, gateway, register
-from tests.vllm.servers import Server, serving
+from tests.real.asking import Said, generate, post, streaming
+from tests.real.gateway import ENGINE, gateway, register
+from tests.real.servers import Server
+from tests.vllm.servers import serving
 from tests.vllm.test_harm import LAYER
 
 pytestmark = pytest.mark.anyio

@@ -15,9 +15,9 @@ import httpx2
 import pytest
 
 from tests.e2e.driving import Gateway
-from tests.vllm.asking import generate, streaming
-from tests.vllm.gateway import ENGINE, gateway, register
-from tests.vllm.servers import Server
+from tests.real.asking import generate, streaming
+from tests.real.gateway import ENGINE, gateway, register
+from tests.real.servers import Server
 
 pytestmark = pytest.mark.anyio
 

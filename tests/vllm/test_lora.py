@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.driving import Gateway
-from tests.vllm.asking import generate, post
-from tests.vllm.gateway import ENGINE, gateway, register
-from tests.vllm.servers import Server, serving
+from tests.real.asking import generate, post
+from tests.real.gateway import ENGINE, gateway, register
+from tests.real.servers import Server
+from tests.vllm.servers import serving
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.asking import Said, generate, get, post, streaming
-from tests.vllm.servers import Server, serving
+from tests.real.asking import Said, generate, get, post, streaming
+from tests.real.servers import Server
+from tests.vllm.servers import serving
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,9 @@ import pytest
 
 from app.rpc.vllm import control_pb2 as pb
 from app.rpc.vllm.control_pb2_grpc import ControlStub
-from tests.vllm.asking import Said, generate
-from tests.vllm.servers import Server, serving
+from tests.real.asking import Said, generate
+from tests.real.servers import Server
+from tests.vllm.servers import serving
 
 
 @pytest.fixture(scope="module")

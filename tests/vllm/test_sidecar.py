@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from tests.e2e.driving import Gateway
-from tests.vllm.asking import Said, generate, streaming
-from tests.vllm.beside import Sidecar, beside
-from tests.vllm.gateway import ENGINE, gateway, register
-from tests.vllm.servers import Server, serving
+from tests.real.asking import Said, generate, streaming
+from tests.real.beside import Sidecar, beside
+from tests.real.gateway import ENGINE, gateway, register
+from tests.real.servers import Server
+from tests.vllm.servers import serving
 
 pytestmark = pytest.mark.anyio
 

@@ -1,6 +1,6 @@
-"""Write tiny random models and adapters for real vLLM. Run by the interpreter of `.vllm/env`, once:
+"""Write tiny random models and adapters for real engines. Run by an engine's own interpreter, once:
 
-    .vllm/env/bin/python tests/vllm/models.py FOLDER
+    .vllm/env/bin/python tests/real/models.py FOLDER
 
 `a` and `b` are Llamas of one shape with other weights; the rest is `b` with something wrong with
 it, or laid out otherwise. Same seeds, same bytes.
@@ -97,6 +97,12 @@ def write(root: Path) -> None:
     variant(root, "b-other-shape", weights | {some: weights[some].t().contiguous()})
     variant(root, "b-other-dtype", weights | {some: weights[some].float()})
     variant(root, "b-not-a-number", weights | {some: weights[some] * float("nan")})
+    variant(root, "b-one-more", weights | {some.replace(".1.", ".2."): weights[some] + 1})
+    whole = (root / "b" / WEIGHTS).read_bytes()
+    for name, data in (("b-cut-short", whole[:-1000]), ("b-garbage", b"\xff" * 1000)):
+        (root / name).mkdir()
+        (root / name / WEIGHTS).write_bytes(data)
+    (root / "empty").mkdir()
     adapter(root, "lora-one", 8, 3)
     adapter(root, "lora-two", 8, 4)
     adapter(root, "lora-rank-64", 64, 5)

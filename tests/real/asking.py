@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 
-from tests.vllm.servers import Server
+from tests.real.servers import Server
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 Said = tuple[tuple[int, ...], tuple[float, ...]]

@@ -1,4 +1,4 @@
-"""`chadburn sidecar vllm` as a process beside a running server."""
+"""`chadburn sidecar` as a process beside a running server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.processes import Process, cleaned
-from tests.vllm.servers import Server
+from tests.real.servers import Server
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def beside(server: Server, folder: Path, root: Path, *options: str) -> Iterator[
         "sidecar",
         [
             "sidecar",
-            "vllm",
+            server.engine,
             f"--url={server.url}",
             f"--data-dir={folder / 'sidecar'}",
             "--admin-address=127.0.0.1:0",
