@@ -1,9 +1,7 @@
 """A vLLM server without a model, behind a real HTTP server on a free port.
 
     async with running_vllm(checkpoint) as vllm:
-        vllm.url, vllm.model            # where it is, and what it holds
-        vllm.calls                      # (method, path, query, body) of each order, in order
-        vllm.next("/pause", Hang())     # what happens to the next call of that path
+        vllm.model                      # what it holds; the rest as `engine_http` says
 
 Behaviour, bodies and lies are those of `vllm_recorded.jsonl`, which is replayed against it.
 """
@@ -11,20 +9,15 @@ Behaviour, bodies and lies are those of `vllm_recorded.jsonl`, which is replayed
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
+from tests.doubles.engine_http import EngineDouble, Handler
 from tests.doubles.vllm_model import Failure, Request, Vllm
 from tests.doubles.vllm_replies import (
     Invalid,
@@ -39,43 +32,15 @@ from tests.doubles.vllm_replies import (
     number,
     one_of,
 )
-from tests.enginekit.client import until
 
-Handler = Callable[[HttpRequest], Awaitable[Response]]
 MODES = ("abort", "wait", "keep")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Instead of carrying it out."""
-
-    status: int = 500
-    body: Any = None
-
-
-@dataclass(frozen=True)
-class After:
-    """Carried out, and then answered like that."""
-
-    status: int = 200
-    body: Any = None
-
-
-class Hang:
-    """Carried out, and never answered."""
-
-
-class Die:
-    """The engine ends in the midst of it, and the call is never answered."""
-
-
-Fault = Answer | After | Hang | Die
-
-
-class VllmDouble:
+class VllmDouble(EngineDouble):
     """`dev`, `adapters`, `profiler`: what it was started with."""
 
     def __init__(self, model: Vllm, checkpoint: Path, **options: Any) -> None:
+        super().__init__()
         self.model = model
         self.checkpoint = checkpoint
         self.options: dict[str, Any] = {
@@ -83,15 +48,6 @@ class VllmDouble:
             "sleep_mode": True, "elastic": False, "draft": False, "instance": "1",
             "device": "cuda", "max_loras": 4, "kv_event_sources": {}, **options,
         }  # fmt: skip
-        self.calls: list[tuple[str, str, str, bytes]] = []
-        self.url = ""
-        self._faults: dict[str, list[Fault]] = {}
-        self.served: asyncio.Task[None] | None = None
-        self._server: uvicorn.Server | None = None
-        self._port = 0
-
-    def next(self, path: str, *faults: Fault) -> None:
-        self._faults.setdefault(path, []).extend(faults)
 
     def orders(self, *paths: str) -> list[str]:
         """Orders so far, as `path?query`; all or those of these paths."""
@@ -101,30 +57,6 @@ class VllmDouble:
             if method == "POST" and (not paths or path in paths) and "/completions" not in path
         ]
 
-    def bodies(self, path: str) -> list[Any]:
-        return [json.loads(body) for _, called, _, body in self.calls if called == path and body]
-
-    # ---- serving ----
-
-    async def start(self) -> None:
-        listening = socket.create_server(("127.0.0.1", self._port))
-        self._port = listening.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self._port}"
-        config = uvicorn.Config(
-            self._app(), log_level="critical", lifespan="off", timeout_graceful_shutdown=1
-        )
-        self._server = uvicorn.Server(config)
-        self.served = asyncio.create_task(self._server.serve(sockets=[listening]))
-        server = self._server
-        await until(lambda: server.started)
-
-    async def stop(self) -> None:
-        """The port closes, and connections break."""
-        server, self._server = self._server, None
-        if server is not None and self.served is not None:
-            server.should_exit = server.force_exit = True
-            await self.served
-
     async def restart(self, model: Vllm) -> None:
         """Another life on the same port."""
         await self.stop()
@@ -133,19 +65,7 @@ class VllmDouble:
         self.options["instance"] = str(int(self.options["instance"]) + 1)
         await self.start()
 
-    def _app(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route(path, self._around(path, handler), methods=[method])
-                for method, path, handler in self._routes()
-            ],
-            exception_handlers={
-                404: lambda _, __: JSONResponse({"detail": "Not Found"}, 404),
-                405: lambda _, __: JSONResponse({"detail": "Method Not Allowed"}, 405),
-            },
-        )
-
-    def _routes(self) -> list[tuple[str, str, Handler]]:
+    def routes(self) -> list[tuple[str, str, Handler]]:
         routes: list[tuple[str, str, Handler]] = [
             ("GET", "/health", self.health),
             ("GET", "/version", self.get_version),
@@ -192,29 +112,16 @@ class VllmDouble:
             ("POST", "/weight_checker", self.weight_checker),
         ]
 
-    def _around(self, path: str, handler: Handler) -> Handler:
-        async def serve(request: HttpRequest) -> Response:
-            query = request.url.query
-            self.calls.append((request.method, path, query, await request.body()))
-            key = self.options["api_key"]
-            given = request.headers.get("authorization")
-            if key and path.startswith("/v1/") and given != f"Bearer {key}":
-                return JSONResponse({"error": "Unauthorized"}, 401)
-            waiting = self._faults.get(path)
-            fault = waiting.pop(0) if waiting else None
-            if isinstance(fault, Answer):
-                return _plain(fault)
-            if isinstance(fault, Die):
-                self.model.die()
-                await asyncio.Event().wait()
-            response = await self._carried_out(handler, request)
-            if isinstance(fault, Hang):
-                await asyncio.Event().wait()
-            return _plain(fault) if isinstance(fault, After) else response
+    async def die(self) -> None:
+        self.model.die()
 
-        return serve
+    def refused(self, request: HttpRequest, path: str) -> Response | None:
+        key, given = self.options["api_key"], request.headers.get("authorization")
+        if key and path.startswith("/v1/") and given != f"Bearer {key}":
+            return JSONResponse({"error": "Unauthorized"}, 401)
+        return None
 
-    async def _carried_out(self, handler: Handler, request: HttpRequest) -> Response:
+    async def carried_out(self, handler: Handler, request: HttpRequest) -> Response:
         try:
             return await handler(request)
         except Invalid as invalid:
@@ -445,12 +352,6 @@ class VllmDouble:
         if not isinstance(found, dict | list):
             raise Invalid("Field required", f"body.{name}")
         return found
-
-
-def _plain(fault: Answer | After) -> Response:
-    if fault.body is None:
-        return Response(status_code=fault.status)
-    return JSONResponse(fault.body, fault.status)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""A sidecar in this process, over the double of a vLLM server."""
+"""A sidecar in this process, over the double of an engine's server."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 import httpx2
 
 from app.enginekit.server import KitSettings
-from app.sidecars.vllm.http import Patience
-from app.sidecars.vllm.offer import Allowed
-from app.sidecars.vllm.serving import Served, SidecarSettings, serve_lives
+from app.sidecars.allowed import Allowed
+from app.sidecars.http import Patience
+from app.sidecars.serving import Dialect, Served, SidecarSettings, serve_lives
+from app.sidecars.vllm.dialect import VllmDialect
+from tests.doubles.engine_http import EngineDouble
 from tests.doubles.vllm_http import VllmDouble
 from tests.enginekit.client import Client, client_of, until
 
@@ -26,21 +28,21 @@ class Sidecar:
 
     def __init__(
         self,
-        vllm: VllmDouble,
+        double: EngineDouble,
         data_dir: Path,
         *,
+        dialect: Dialect | None = None,
         allowed: Allowed | None = None,
         patience: Patience = PATIENCE,
         look_s: float = 0.1,
-        key: str | None = None,
         **kit: Any,
     ) -> None:
         settings: dict[str, Any] = {
             "insecure_loopback": True, "observe_interval_s": 0.1, "cancel_grace_s": 1.0, **kit,
         }  # fmt: skip
         self.settings = SidecarSettings(
-            url=vllm.url,
-            key=key,
+            url=double.url,
+            dialect=dialect or VllmDialect(),
             kit=KitSettings(data_dir=data_dir, **settings),
             allowed=allowed or Allowed(),
             patience=patience,
@@ -80,9 +82,9 @@ class Sidecar:
 
 @asynccontextmanager
 async def running_sidecar(
-    vllm: VllmDouble, data_dir: Path, **options: Any
+    double: EngineDouble, data_dir: Path, **options: Any
 ) -> AsyncIterator[Sidecar]:
-    sidecar = Sidecar(vllm, data_dir, **options)
+    sidecar = Sidecar(double, data_dir, **options)
     await sidecar.start()
     try:
         yield sidecar
@@ -92,10 +94,10 @@ async def running_sidecar(
 
 @asynccontextmanager
 async def administered(
-    vllm: VllmDouble, data_dir: Path, **options: Any
+    double: EngineDouble, data_dir: Path, **options: Any
 ) -> AsyncIterator[tuple[Sidecar, Client]]:
     async with (
-        running_sidecar(vllm, data_dir, **options) as sidecar,
+        running_sidecar(double, data_dir, **options) as sidecar,
         client_of(sidecar) as client,
     ):
         yield sidecar, client

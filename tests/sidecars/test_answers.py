@@ -20,16 +20,10 @@ from app.conformance.tensors import (
 )
 from app.domain.kinds import ContentPolicy, PauseMode, WeightsState
 from app.enginekit.runtime import RuntimeFault
+from app.sidecars.answers import Answer, Unreadable, field_of
+from app.sidecars.safetensors import INDEX, BadWeights, files_at, fits
 from app.sidecars.vllm.aborting import ids_for
-from app.sidecars.vllm.answers import (
-    Answer,
-    Sleeping,
-    Unreadable,
-    error_text,
-    field_of,
-    flushed,
-    metrics_of,
-)
+from app.sidecars.vllm.answers import Sleeping, flushed, metrics_of, vllm_text
 from app.sidecars.vllm.belief import (
     BOTH,
     KV,
@@ -42,7 +36,6 @@ from app.sidecars.vllm.belief import (
 )
 from app.sidecars.vllm.cache_sources import sources_of
 from app.sidecars.vllm.discovery import Identity
-from app.sidecars.vllm.safetensors import INDEX, BadWeights, files_at, fits
 from app.sidecars.vllm.weight_orders import by_rank, digest_of
 from tests.sidecars.checkpoints import checkpoint, weights
 
@@ -75,7 +68,7 @@ def answer(body: Any, status: int = 200) -> Answer:
     ],
 )
 def test_the_words_of_an_error(body: Any, text: str) -> None:
-    assert error_text(answer(body, 503)) == text
+    assert vllm_text(answer(body, 503)) == text
 
 
 def test_fields_have_to_be_what_they_are_called() -> None:
@@ -95,7 +88,7 @@ def test_fields_have_to_be_what_they_are_called() -> None:
         field_of(answer(half), "weight_version", str)
     whole = b'{"weight_version": "\\uD83D\\uDE00"}'
     assert field_of(answer(whole), "weight_version", str) == "\N{GRINNING FACE}"
-    assert error_text(answer(deep, 500)) == "the engine answered with status 500"
+    assert vllm_text(answer(deep, 500)) == "the engine answered with status 500"
 
 
 def test_metrics() -> None:

@@ -12,7 +12,7 @@ from app.conformance.case import Verdict
 from app.conformance.connection import Listener
 from app.conformance.placing import Places
 from app.conformance.trial import Options
-from app.sidecars.vllm.offer import Allowed
+from app.sidecars.allowed import Allowed
 from tests.conformance.judging import failures, ids_of, judged
 from tests.doubles.vllm_http import running_vllm
 from tests.sidecars.checkpoints import checkpoint

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from app.sidecars.vllm.http import NoAnswer, Patience, VllmHttp
+from app.sidecars.http import EngineHttp, NoAnswer, Patience
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +36,7 @@ async def test_what_is_no_answer_proves_nothing(rest: bytes, words: str) -> None
     server = await asyncio.start_server(say, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        http = VllmHttp(f"http://127.0.0.1:{port}", patience=Patience(read_s=60.0))
+        http = EngineHttp(f"http://127.0.0.1:{port}", patience=Patience(read_s=60.0))
         try:
             with pytest.raises(NoAnswer, match=words):
                 await http.get("/metrics")

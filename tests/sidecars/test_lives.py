@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from app.sidecars.vllm.http import Patience
-from app.sidecars.vllm.serving import CannotServe
-from tests.doubles.vllm_http import Die, Hang, running_vllm
+from app.sidecars.http import Patience
+from app.sidecars.serving import CannotServe
+from tests.doubles.engine_http import Die, Hang
+from tests.doubles.vllm_http import running_vllm
 from tests.doubles.vllm_model import Vllm
 from tests.enginekit.client import Client, client_of, pb, until
 from tests.sidecars.checkpoints import checkpoint

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.doubles.vllm_http import After, Answer, running_vllm
+from tests.doubles.engine_http import After, Answer
+from tests.doubles.vllm_http import running_vllm
 from tests.enginekit.client import pb, refused, until
 from tests.sidecars.checkpoints import checkpoint
 from tests.sidecars.sidecar import administered, asked

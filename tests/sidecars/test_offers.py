@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.sidecars.vllm.offer import Allowed
-from app.sidecars.vllm.serving import CannotServe
+from app.sidecars.allowed import Allowed
+from app.sidecars.serving import CannotServe
+from app.sidecars.vllm.dialect import VllmDialect
 from tests.doubles.vllm_http import running_vllm
 from tests.enginekit.client import pb, refused, until
 from tests.sidecars.checkpoints import checkpoint
@@ -65,7 +66,10 @@ async def test_an_engine_with_everything(tmp_path: Path) -> None:
 async def test_the_key_of_the_engine(tmp_path: Path) -> None:
     key = "0123456789abcdef"
     async with running_vllm(checkpoint(tmp_path / "model", 1), api_key=key) as vllm:
-        async with administered(vllm, tmp_path / "data", key=key) as (_, client):
+        async with administered(vllm, tmp_path / "data", dialect=VllmDialect(key=key)) as (
+            _,
+            client,
+        ):
             one = client.generate(stopping={"max_tokens": 3})
             assert await one.finish_reason() == "LENGTH"
         with pytest.raises(CannotServe, match="Unauthorized"):

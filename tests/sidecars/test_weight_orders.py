@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from app.conformance.tensors import not_finite, written
-from app.sidecars.vllm.offer import Allowed
-from tests.doubles.vllm_http import Answer, Die, VllmDouble, running_vllm
+from app.sidecars.allowed import Allowed
+from tests.doubles.engine_http import Answer, Die
+from tests.doubles.vllm_http import VllmDouble, running_vllm
 from tests.enginekit.client import Client, client_of, pb, refused
 from tests.sidecars.checkpoints import checkpoint, weights
 from tests.sidecars.sidecar import Sidecar, administered, asked

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from app.enginekit.rendezvous import RendezvousRule
-from app.sidecars.vllm.offer import Allowed
-from tests.doubles.vllm_http import Answer, VllmDouble, running_vllm
+from app.sidecars.allowed import Allowed
+from tests.doubles.engine_http import Answer
+from tests.doubles.vllm_http import VllmDouble, running_vllm
 from tests.enginekit.client import Client, pb, refused, until
 from tests.sidecars.checkpoints import checkpoint
 from tests.sidecars.sidecar import administered

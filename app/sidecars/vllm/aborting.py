@@ -13,9 +13,10 @@ from collections.abc import Iterable
 
 from app.domain.kinds import AbortOutcome
 from app.enginekit.runtime import AbortTally, RuntimeFault
-from app.sidecars.vllm.answers import field_of
-from app.sidecars.vllm.engine import VllmEngine, told
-from app.sidecars.vllm.streams import Streams
+from app.sidecars.answers import field_of
+from app.sidecars.faults import told
+from app.sidecars.streams import Streams
+from app.sidecars.vllm.engine import VllmEngine
 
 _NUMBERED = re.compile(r".-\d+$")
 _LOOK_S = 0.05

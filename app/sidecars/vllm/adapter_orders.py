@@ -8,10 +8,11 @@ from app.domain.commands import LoadLora, UnloadLora
 from app.domain.facts import LoraFact
 from app.domain.operation import OperationWarning
 from app.enginekit.runtime import Conclusion, Order, RuntimeFault
-from app.sidecars.vllm.allowed_paths import all_below
-from app.sidecars.vllm.answers import served_models
-from app.sidecars.vllm.carried import Carried
-from app.sidecars.vllm.engine import VllmEngine, remaining_s, told
+from app.sidecars.allowed import all_below
+from app.sidecars.answers import served_models
+from app.sidecars.carried import Carried
+from app.sidecars.faults import remaining_s, told
+from app.sidecars.vllm.engine import VllmEngine
 
 STAYS = OperationWarning(
     "LORA_STAYS_IN_MEMORY",

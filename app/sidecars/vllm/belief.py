@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from app.domain.facts import WeightsFact
 from app.domain.kinds import ContentPolicy, PauseMode, ResourceKind, WeightsState
-from app.enginekit.runtime import RuntimeFault
+from app.sidecars.faults import refused
 from app.sidecars.vllm.answers import Sleeping
 from app.sidecars.vllm.discovery import Identity
 
@@ -171,7 +171,3 @@ _AWAY = {
     Sleeping.DISCARDED: BOTH,
     Sleeping.KV_ALONE: frozenset({KV}),
 }
-
-
-def refused(reason: str, message: str) -> RuntimeFault:
-    return RuntimeFault(reason, message, code="FAILED_PRECONDITION")

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from app.rpc.openengine.v1 import kv_pb2
-from app.sidecars.vllm.answers import Answer, Unreadable
+from app.sidecars.answers import Answer, Unreadable
 
 _SCHEMA_VERSION = 1
 

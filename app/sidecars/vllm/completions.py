@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from app.enginekit.runtime import RuntimeFault
 from app.rpc.openengine.v1 import generation_pb2 as pb
+from app.sidecars.http import CallError, EngineHttp
+
+PATH = "/v1/completions"
 
 _SAMPLING = (
     "temperature",
@@ -21,6 +26,35 @@ _REASONS = {
     "length": pb.FINISH_REASON_LENGTH,
     "abort": pb.FINISH_REASON_CANCELLED,
 }
+
+
+class Completion:
+    """Implements ``app.sidecars.streams.Exchange``."""
+
+    path = PATH
+
+    def __init__(self, request: pb.GenerateRequest, given: str) -> None:
+        self.headers: Mapping[str, str] = {"X-Request-Id": given}
+        self.body: Mapping[str, Any] = body_of(request)
+        self.engine_id = f"cmpl-{given}-0"
+
+    def tokens(self, event: Mapping[str, Any]) -> pb.TokenOutput | None:
+        return tokens_of(event)
+
+    def finished(self, event: Mapping[str, Any]) -> pb.GenerationFinished | None:
+        return finished(event)
+
+    def usage(self, event: Mapping[str, Any]) -> pb.Usage | None:
+        return usage_of(event)
+
+
+async def probe(http: EngineHttp, model: str, within_s: float) -> None:
+    """One token. Raises RuntimeFault."""
+    body = {"model": model, "prompt": "probe", "max_tokens": 1}
+    try:
+        await http.post(PATH, body=body, within_s=within_s)
+    except CallError as error:
+        raise RuntimeFault("CANNOT_SERVE", error.message) from error
 
 
 def body_of(request: pb.GenerateRequest) -> dict[str, Any]:
@@ -55,13 +89,13 @@ def body_of(request: pb.GenerateRequest) -> dict[str, Any]:
     return body
 
 
-def _choice(event: dict[str, Any]) -> dict[str, Any]:
+def _choice(event: Mapping[str, Any]) -> dict[str, Any]:
     choices = event.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     return first if isinstance(first, dict) else {}
 
 
-def tokens_of(event: dict[str, Any]) -> pb.TokenOutput | None:
+def tokens_of(event: Mapping[str, Any]) -> pb.TokenOutput | None:
     """None: the event brings none."""
     choice = _choice(event)
     ids, text = choice.get("token_ids") or (), choice.get("text") or ""
@@ -71,7 +105,7 @@ def tokens_of(event: dict[str, Any]) -> pb.TokenOutput | None:
     return pb.TokenOutput(output_index=0, tokens=tokens, text=text)
 
 
-def finished(event: dict[str, Any]) -> pb.GenerationFinished | None:
+def finished(event: Mapping[str, Any]) -> pb.GenerationFinished | None:
     choice = _choice(event)
     reason = choice.get("finish_reason")
     if not isinstance(reason, str):
@@ -87,7 +121,7 @@ def finished(event: dict[str, Any]) -> pb.GenerationFinished | None:
     return end
 
 
-def usage_of(event: dict[str, Any]) -> pb.Usage | None:
+def usage_of(event: Mapping[str, Any]) -> pb.Usage | None:
     usage = event.get("usage")
     if not isinstance(usage, dict):
         return None

@@ -7,13 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.sidecars.vllm.answers import (
-    Unreadable,
-    field_of,
-    metrics_of,
-    served_models,
-)
-from app.sidecars.vllm.http import VllmHttp, WrongAnswer
+from app.sidecars.answers import Unreadable, field_of, served_models
+from app.sidecars.http import EngineHttp, WrongAnswer
+from app.sidecars.vllm.answers import metrics_of
 
 # Each answers POST alone where it is there: a GET is 405 then, else 404, and does nothing.
 _ORDERS = (
@@ -88,7 +84,7 @@ class Discovered:
         return self.paths >= set(paths)
 
 
-async def discover(http: VllmHttp) -> Discovered:
+async def discover(http: EngineHttp) -> Discovered:
     """Raises NotSent, NoAnswer, Refused (a key that is not taken among others), WrongAnswer."""
     try:
         return await _discover(http)
@@ -96,7 +92,7 @@ async def discover(http: VllmHttp) -> Discovered:
         raise WrongAnswer(f"no vLLM server answers there: {error}") from error
 
 
-async def _discover(http: VllmHttp) -> Discovered:
+async def _discover(http: EngineHttp) -> Discovered:
     version = field_of(await http.read("/version"), "version", str)
     models = served_models(await http.read("/v1/models"))
     bases = [model for model in models if model.parent is None]
@@ -139,7 +135,7 @@ async def _discover(http: VllmHttp) -> Discovered:
     )
 
 
-async def _paths(http: VllmHttp) -> frozenset[str]:
+async def _paths(http: EngineHttp) -> frozenset[str]:
     statuses = await asyncio.gather(*(http.get(path) for path in _ORDERS))
     there = {path for path, one in zip(_ORDERS, statuses, strict=True) if one.status == 405}
     statuses = await asyncio.gather(*(http.get(path) for path in _READS))
@@ -148,14 +144,14 @@ async def _paths(http: VllmHttp) -> frozenset[str]:
     )
 
 
-async def _world_size(http: VllmHttp, paths: frozenset[str]) -> int | None:
+async def _world_size(http: EngineHttp, paths: frozenset[str]) -> int | None:
     if "/get_world_size" not in paths:
         return None
     answer = await http.read("/get_world_size", [("include_dp", "true")])
     return int(field_of(answer, "world_size", int))
 
 
-async def _config(http: VllmHttp) -> Mapping[str, Any]:
+async def _config(http: EngineHttp) -> Mapping[str, Any]:
     """Empty where the server does not tell it: that takes its development mode."""
     query = [("config_format", "json")]
     answer = await http.get("/server_info", query, within_s=_SERVER_INFO_S)

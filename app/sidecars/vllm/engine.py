@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from app.domain.kinds import WeightsState
 from app.enginekit.runtime import RuntimeFault
+from app.sidecars.allowed import Allowed
+from app.sidecars.answers import Answer, field_of
+from app.sidecars.faults import told
+from app.sidecars.http import EngineHttp, Query
+from app.sidecars.notes import Notes
 from app.sidecars.vllm.answers import (
-    Answer,
     Metrics,
     Sleeping,
-    Unreadable,
-    field_of,
     metrics_of,
     says_paused,
     weight_version,
@@ -28,56 +27,16 @@ from app.sidecars.vllm.belief import (
     first_belief,
 )
 from app.sidecars.vllm.discovery import Discovered
-from app.sidecars.vllm.http import (
-    Died,
-    NoAnswer,
-    NotSent,
-    Query,
-    Refused,
-    VllmError,
-    VllmHttp,
-    WrongAnswer,
-)
-from app.sidecars.vllm.notes import Notes
-from app.sidecars.vllm.offer import Allowed
 
 # Nobody is aborted and no cache emptied by an order that does not say so.
 _KEEP_ALL: Query = (("mode", "keep"), ("clear_cache", "false"))
-
-
-@contextmanager
-def told() -> Generator[None]:
-    """What went wrong with a call, as the kit tells it. An order whose outcome is not known is
-    rolled back by reading back, and lost where that fails too."""
-    try:
-        yield
-    except VllmError as error:
-        raise fault_of(error) from error
-    except Unreadable as error:
-        raise RuntimeFault("WRONG_ANSWER", str(error)) from error
-
-
-def fault_of(error: VllmError) -> RuntimeFault:
-    match error:
-        case NotSent():
-            return RuntimeFault("ENGINE_UNREACHABLE", error.message, retryable=True)
-        case Died():
-            return RuntimeFault("ENGINE_DIED", error.message)
-        case NoAnswer():
-            return RuntimeFault("ENGINE_NOT_ANSWERING", error.message)
-        case Refused(status=status):
-            code = "INVALID_ARGUMENT" if status in (400, 404, 422) else None
-            return RuntimeFault("ENGINE_REFUSED", error.message, code=code)
-        case WrongAnswer():
-            return RuntimeFault("WRONG_ANSWER", error.message)
-    return RuntimeFault("INTERNAL", error.message)
 
 
 class VllmEngine:
     """`belief` is written down before it is used. Lives on one event loop."""
 
     def __init__(
-        self, http: VllmHttp, found: Discovered, allowed: Allowed, notes: Notes, belief: Belief
+        self, http: EngineHttp, found: Discovered, allowed: Allowed, notes: Notes, belief: Belief
     ) -> None:
         self.http = http
         self.found = found
@@ -90,11 +49,12 @@ class VllmEngine:
 
     @classmethod
     async def attach(
-        cls, http: VllmHttp, found: Discovered, allowed: Allowed, notes: Notes
+        cls, http: EngineHttp, found: Discovered, allowed: Allowed, notes: Notes
     ) -> VllmEngine:
         """Take over from whoever had the engine before. Raises RuntimeFault, OSError; ValueError:
         the notes are damaged, and what they knew may matter."""
-        belief = notes.read()
+        document = notes.read()
+        belief = None if document is None else Belief.of(document, found.identity)
         paused, sleep = False, None
         with told():
             if found.has("/is_paused"):
@@ -105,7 +65,7 @@ class VllmEngine:
         engine = cls(http, found, allowed, notes, belief)
         if paused != (belief.paused is not None):
             engine.saw(paused=paused, sleep=sleep)
-        notes.write(engine.belief)
+        notes.write(engine.belief.document(found.identity))
         await engine.read_version()
         return engine
 
@@ -114,7 +74,7 @@ class VllmEngine:
         if belief == self.belief:
             return
         try:
-            self._notes.write(belief)
+            self._notes.write(belief.document(self.found.identity))
         except OSError as error:
             text = "what is known of the engine cannot be written down"
             raise RuntimeFault("NOTES_UNWRITABLE", text, retryable=True) from error
@@ -218,6 +178,11 @@ class VllmEngine:
                 self.believe(after)
         return opens
 
+    async def end_requests(self, engine_ids: list[str], within_s: float) -> None:
+        """Raises CallError. Those of an earlier life are known to no other."""
+        body = {"request_ids": engine_ids}
+        await self.http.post("/abort_requests", body=body, within_s=within_s)
+
     async def wake_wholly(self) -> None:
         """Nothing is asleep and nobody is served. Also clears what a failed release leaves behind.
         Raises RuntimeFault."""
@@ -231,8 +196,3 @@ def _says(answer: Answer, status: str) -> None:
         said = field_of(answer, "status", str)
     if said != status:
         raise RuntimeFault("NOT_CARRIED_OUT", f"the engine says that it is {said}, not {status}")
-
-
-def remaining_s(deadline_at: float) -> float:
-    """Until a deadline on the event loop's clock."""
-    return max(0.001, deadline_at - asyncio.get_running_loop().time())

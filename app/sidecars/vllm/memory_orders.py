@@ -8,8 +8,9 @@ from app.domain.commands import ReleaseResources, RestoreResources
 from app.domain.kinds import WeightsState
 from app.domain.operation import OperationWarning
 from app.enginekit.runtime import Conclusion, Order, RuntimeFault
-from app.sidecars.vllm.belief import KV, WEIGHTS, Step, refused
-from app.sidecars.vllm.carried import Carried
+from app.sidecars.carried import Carried
+from app.sidecars.faults import refused
+from app.sidecars.vllm.belief import KV, WEIGHTS, Step
 from app.sidecars.vllm.engine import VllmEngine
 
 OPENED_BRIEFLY = OperationWarning(

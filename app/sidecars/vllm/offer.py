@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
 from app.domain.capabilities import Capabilities
 from app.domain.kinds import (
     CacheKind,
@@ -21,8 +18,8 @@ from app.domain.kinds import (
     WeightSourceKind,
     WeightTransferBackend,
 )
-from app.enginekit.rendezvous import RendezvousRule
 from app.enginekit.runtime import EngineDescription, Feature
+from app.sidecars.allowed import Allowed
 from app.sidecars.vllm.discovery import Discovered
 
 CACHES = {
@@ -35,20 +32,6 @@ READS_FILES = frozenset({"disk", "file"})
 _UPDATES = ("/init_weight_transfer_engine", "/start_weight_update", "/update_weights",
             "/finish_weight_update", "/weight_info")  # fmt: skip
 _LORAS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allowed:
-    """What an operator lets orders name. Paths are those of the engine, which this process has to
-    see too: it looks at what it orders. Without roots nothing is read, and without rules of
-    `rendezvous` no trainer is met. `unconfigured_sleep`: offer release also of an engine that was
-    started without sleep mode, where it gives no memory back and is good for trying things out.
-    """
-
-    weights_roots: tuple[Path, ...] = ()
-    rendezvous: tuple[RendezvousRule, ...] = ()
-    lora_roots: tuple[Path, ...] = ()
-    unconfigured_sleep: bool = False
 
 
 def capabilities_of(found: Discovered, allowed: Allowed) -> Capabilities:
@@ -107,7 +90,7 @@ def takes_adapters(found: Discovered, allowed: Allowed) -> bool:
 def _resources(found: Discovered, allowed: Allowed) -> dict[ResourceKind, frozenset[ContentPolicy]]:
     if not found.has("/sleep", "/wake_up", "/is_sleeping"):
         return {}
-    if not (found.sleeps or allowed.unconfigured_sleep):
+    if not (found.sleeps or allowed.unconfigured_release):
         return {}
     return {
         ResourceKind.WEIGHTS: frozenset(ContentPolicy),

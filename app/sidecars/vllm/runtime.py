@@ -23,10 +23,8 @@ from app.domain.weight_sessions import Chunk, NcclTransfer, SessionWeights
 from app.domain.weight_sources import DiskWeights
 from app.enginekit.runtime import (
     AbortTally,
-    Conclusion,
     EngineDescription,
     Load,
-    Observation,
     Order,
     ProfileArtifact,
     RankLoad,
@@ -34,24 +32,25 @@ from app.enginekit.runtime import (
     RuntimeFault,
 )
 from app.rpc.openengine.v1 import error_pb2, generation_pb2, kv_pb2
+from app.sidecars.carried import Carried
+from app.sidecars.carrying import CarryingRuntime
+from app.sidecars.faults import told
+from app.sidecars.streams import Streams
 from app.sidecars.vllm.aborting import abort, abort_all
 from app.sidecars.vllm.adapter_orders import CarriedLoad, CarriedUnload
 from app.sidecars.vllm.answers import Metrics
 from app.sidecars.vllm.cache_sources import sources_of
-from app.sidecars.vllm.carried import Carried
-from app.sidecars.vllm.engine import VllmEngine, told
+from app.sidecars.vllm.completions import Completion, probe
+from app.sidecars.vllm.engine import VllmEngine
 from app.sidecars.vllm.memory_orders import CarriedRelease, CarriedRestore
 from app.sidecars.vllm.offer import capabilities_of, describe
 from app.sidecars.vllm.profiling import Profiling
 from app.sidecars.vllm.scaling import CarriedScaling
 from app.sidecars.vllm.serving_orders import CarriedFlush, CarriedPause, CarriedResume
-from app.sidecars.vllm.streams import Streams, probe
-from app.sidecars.vllm.watching import Orders, Watch
+from app.sidecars.vllm.watching import VllmWatch
 from app.sidecars.vllm.weight_orders import CarriedFiles
 from app.sidecars.vllm.weight_sessions import CarriedSession
 
-# Whose failure says nothing about the weights.
-_HARMLESS = (CarriedPause, CarriedResume, CarriedFlush, CarriedLoad, CarriedUnload)
 _PROBE_S = 10.0
 
 
@@ -59,18 +58,17 @@ def random_id() -> str:
     return f"sidecar-{uuid4().hex}"
 
 
-class VllmRuntime:
-    """Implements ``app.enginekit.runtime.Runtime`` for one life of an engine. A call of vLLM's goes
-    to all of its ranks, so that each phase of an order is carried out once for all of them."""
+class VllmRuntime(CarryingRuntime):
+    """Implements ``app.enginekit.runtime.Runtime`` for one life of an engine."""
+
+    harmless = (CarriedPause, CarriedResume, CarriedFlush, CarriedLoad, CarriedUnload)
 
     def __init__(
-        self, engine: VllmEngine, watch: Watch, *, new_id: Callable[[], str] = random_id
+        self, engine: VllmEngine, watch: VllmWatch, *, new_id: Callable[[], str] = random_id
     ) -> None:
+        super().__init__(watch)
         self._engine = engine
-        self._watch = watch
-        self._streams = Streams(engine.http, new_id)
-        self._carried: dict[str, Carried] = {}
-        self._begun = 0
+        self._streams = Streams(engine.http, Completion, engine.end_requests, new_id)
         self._profiling = Profiling(engine)
 
     @property
@@ -82,13 +80,6 @@ class VllmRuntime:
 
     def capabilities(self) -> Capabilities:
         return capabilities_of(self._engine.found, self._engine.allowed)
-
-    async def observe(self) -> Observation:
-        return await self._watch.observe(self._orders)
-
-    def _orders(self) -> Orders:
-        under_way = any(not carried.over for carried in self._carried.values())
-        return Orders(begun=self._begun, under_way=under_way)
 
     async def load(self) -> Load:
         return load_of(await self._engine.metrics(), self._engine.found.total_blocks or 0)
@@ -106,44 +97,12 @@ class VllmRuntime:
         await self._session(order).staged(chunk)
 
     def _session(self, order: Order) -> CarriedSession:
-        carried = self._of(order)
+        carried = self.carried(order)
         if not isinstance(carried, CarriedSession):
             raise RuntimeFault("INTERNAL", "the order does not come in pieces")
         return carried
 
-    async def prepare(self, order: Order, rank: int) -> None:
-        await self._of(order).prepared()
-
-    async def commit(self, order: Order, rank: int) -> None:
-        await self._of(order).committed()
-
-    async def rollback(self, order: Order, rank: int) -> None:
-        carried = self._of(order)
-        try:
-            await carried.rolled_back()
-        except BaseException:  # being cancelled too: then the engine did not answer in time
-            if isinstance(carried, _HARMLESS):
-                self._watch.doubt()
-            raise
-        finally:
-            self._watch.look_again()
-
-    async def conclude(self, order: Order) -> Conclusion:
-        concluded = await self._of(order).concluded()
-        self._carried.pop(order.operation_id, None)
-        return concluded
-
-    def _of(self, order: Order) -> Carried:
-        carried = self._carried.get(order.operation_id)
-        if carried is None:
-            over = [name for name, one in self._carried.items() if one.over]
-            for name in over:
-                del self._carried[name]
-            self._begun += 1
-            carried = self._carried[order.operation_id] = self._made(order)
-        return carried
-
-    def _made(self, order: Order) -> Carried:
+    def made(self, order: Order) -> Carried:
         match order.command:
             case Pause() as command:
                 return CarriedPause(order, command, self._engine, self._streams)
@@ -218,11 +177,6 @@ class VllmRuntime:
 
     async def probe(self) -> None:
         await probe(self._engine.http, self.describe().models[0], _PROBE_S)
-
-    async def close(self) -> None:
-        """The client stays its maker's: the next life of the engine uses it too."""
-        for carried in self._carried.values():
-            await carried.close()
 
 
 def _no_events() -> RequestRefused:

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from app.domain.commands import ReconfigureServing
 from app.enginekit.runtime import Conclusion, Order, RuntimeFault
-from app.sidecars.vllm.answers import field_of
-from app.sidecars.vllm.carried import Carried
-from app.sidecars.vllm.engine import VllmEngine, remaining_s, told
+from app.sidecars.answers import field_of
+from app.sidecars.carried import Carried
+from app.sidecars.faults import remaining_s, told
+from app.sidecars.vllm.engine import VllmEngine
 
 
 class CarriedScaling(Carried):

@@ -10,12 +10,13 @@ from app.domain.commands import FlushCaches, Pause
 from app.domain.kinds import CacheKind, PauseMode
 from app.domain.operation import Progress
 from app.enginekit.runtime import Conclusion, Flushed, Order, RuntimeFault
+from app.sidecars.carried import Carried
+from app.sidecars.faults import remaining_s, told
+from app.sidecars.streams import Stream, Streams, over
 from app.sidecars.vllm.answers import Sleeping, flushed
 from app.sidecars.vllm.belief import MODES
-from app.sidecars.vllm.carried import Carried
-from app.sidecars.vllm.engine import VllmEngine, remaining_s, told
+from app.sidecars.vllm.engine import VllmEngine
 from app.sidecars.vllm.offer import CACHES
-from app.sidecars.vllm.streams import Stream, Streams, over
 
 _TELL_S = 1.0
 

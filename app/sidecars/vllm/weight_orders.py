@@ -19,12 +19,14 @@ from app.domain.kinds import CacheKind, CachePolicy, Component, WeightsState
 from app.domain.operation import OperationWarning, Progress
 from app.domain.weight_sources import DiskWeights
 from app.enginekit.runtime import Conclusion, Flushed, Order, RankEvidence, RuntimeFault
-from app.sidecars.vllm.allowed_paths import below
-from app.sidecars.vllm.answers import field_of, updated
-from app.sidecars.vllm.carried import Carried
-from app.sidecars.vllm.engine import VllmEngine, remaining_s, told
+from app.sidecars.answers import field_of
+from app.sidecars.carried import Carried
+from app.sidecars.checkpoints import Checkpoint, folder_of, looked_at
+from app.sidecars.faults import remaining_s, told
+from app.sidecars.safetensors import BadWeights
+from app.sidecars.vllm.answers import updated
+from app.sidecars.vllm.engine import VllmEngine
 from app.sidecars.vllm.memory_orders import OPENED_BRIEFLY
-from app.sidecars.vllm.safetensors import BadWeights, WeightsFile, files_at, fits
 from app.sidecars.vllm.serving_orders import flush
 
 _UNCHANGED = "(weights unchanged)"
@@ -193,42 +195,28 @@ class CarriedFiles(Updating):
     ) -> None:
         super().__init__(order, command, engine)
         self._source = source
-        self._path = Path(source.path)
-        self._files: tuple[WeightsFile, ...] = ()
+        self._checkpoint = Checkpoint(Path(source.path), ())
 
     async def prepare(self) -> None:
         await super().prepare()
         try:
-            await asyncio.to_thread(self._look)
+            self._checkpoint = await asyncio.to_thread(self._look)
         except BadWeights as error:
             raise RuntimeFault("WEIGHTS_UNFIT", str(error), code="INVALID_ARGUMENT") from error
-        self._size_bytes = sum(file.size_bytes for file in self._files)
+        self._size_bytes = self._checkpoint.size_bytes
         if not self._engine.initialised:
             await self.initialise({})
             self._engine.initialised = True
 
-    def _look(self) -> None:
+    def _look(self) -> Checkpoint:
         """Blocks on the disk. Raises BadWeights, RuntimeFault."""
-        roots = self._engine.allowed.weights_roots
-        self._path = below(roots, self._source.path)
-        self._files = files_at(self._path)
-        for file in self._files:
-            below(roots, str(file.path))  # each may be a link of its own
-        model = Path(self._engine.found.root)
-        # Of a model that was named by its place in a hub nothing is known here.
-        if not self._draft and model.is_absolute() and model.is_dir():
-            fits(self._files, files_at(model))
-        digests = {digest.name: digest.sha256 for digest in self._source.digests}
-        for file in self._files if digests else ():
-            if digests.pop(file.path.name, None) != file.sha256():
-                raise BadWeights(f"{file.path.name} has another SHA-256 than was ordered")
-        if digests:
-            raise BadWeights(f"{len(digests)} of the files that were ordered are not there")
-        if self._command.check_finite:
-            for file in self._files:
-                name = file.finite()
-                if name is not None:
-                    raise BadWeights(f"{name} holds something that is no finite number")
+        engine = self._engine
+        return looked_at(
+            self._source,
+            engine.allowed,
+            model=None if self._draft else folder_of(engine.found.root),
+            check_finite=self._command.check_finite,
+        )
 
     async def commit(self) -> None:
         await self.begin()
@@ -246,8 +234,8 @@ class CarriedFiles(Updating):
 
     def _infos(self) -> list[dict[str, Any]]:
         if self._engine.found.transfer == "file":
-            return [{"path": str(file.path)} for file in self._files]
-        info: dict[str, Any] = {"path": str(self._path)}
+            return [{"path": str(file.path)} for file in self._checkpoint.files]
+        info: dict[str, Any] = {"path": str(self._checkpoint.path)}
         if self._source.digests:
             info["files"] = {digest.name: digest.sha256 for digest in self._source.digests}
         if self._command.check_finite:

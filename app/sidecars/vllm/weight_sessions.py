@@ -14,7 +14,7 @@ from app.domain.kinds import CollectiveBackend
 from app.domain.weight_sessions import Chunk, NcclChunk, NcclTransfer
 from app.enginekit.rendezvous import RendezvousRefused, resolved
 from app.enginekit.runtime import Order, RuntimeFault
-from app.sidecars.vllm.carried import Once
+from app.sidecars.carried import Once
 from app.sidecars.vllm.engine import VllmEngine
 from app.sidecars.vllm.weight_orders import Updating
 

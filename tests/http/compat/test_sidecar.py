@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.sidecars.vllm.offer import Allowed
+from app.sidecars.allowed import Allowed
 from tests.doubles.trainers import Step, Wire, fast_model_actuation, prime_rl, skyrl, trl
 from tests.doubles.vllm_http import VllmDouble, running_vllm
 from tests.http.gateway import ENGINE_ID, gateway

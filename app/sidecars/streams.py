@@ -1,13 +1,13 @@
-"""Requests that come through the sidecar, as completions of the engine's own server."""
+"""Requests that come through a sidecar, as streams of the engine's own server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import httpx2
 
@@ -15,9 +15,8 @@ from app.domain.kinds import AbortOutcome
 from app.enginekit.runtime import RequestRefused, RuntimeFault
 from app.rpc.openengine.v1 import error_pb2
 from app.rpc.openengine.v1 import generation_pb2 as pb
-from app.sidecars.vllm.answers import Answer, error_text
-from app.sidecars.vllm.completions import body_of, finished, tokens_of, usage_of
-from app.sidecars.vllm.http import NotSent, VllmError, VllmHttp
+from app.sidecars.answers import Answer, error_text
+from app.sidecars.http import CallError, EngineHttp, NotSent
 
 _E = error_pb2.ErrorCode
 # After which an abort that the engine was told of is made good by hanging up on it.
@@ -44,12 +43,43 @@ class Stream:
     hang_up: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+class Exchange(Protocol):
+    """One request in the engine's own words: what is posted, and what its events mean. `engine_id`:
+    what the server calls it. The server answers with server-sent events of JSON objects."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    @property
+    def body(self) -> Mapping[str, Any]: ...
+    @property
+    def engine_id(self) -> str: ...
+
+    def tokens(self, event: Mapping[str, Any]) -> pb.TokenOutput | None:
+        """None: the event brings none."""
+
+    def finished(self, event: Mapping[str, Any]) -> pb.GenerationFinished | None: ...
+    def usage(self, event: Mapping[str, Any]) -> pb.Usage | None: ...
+
+
+Ask = Callable[[pb.GenerateRequest, str], Exchange]
+"""Of a request and an id that no other request has."""
+EndAll = Callable[[list[str], float], Awaitable[object]]
+"""Tells the engine to end requests, by what it calls them, within so many seconds. Raises
+CallError, RuntimeFault."""
+
+
 class Streams:
     """In flight through this process. An id is the engine's for one request and never again: it
     ends every request of the same id by one abort."""
 
-    def __init__(self, http: VllmHttp, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self, http: EngineHttp, ask: Ask, end_all: EndAll, new_id: Callable[[], str]
+    ) -> None:
         self._http = http
+        self._ask = ask
+        self._end_all = end_all
         self._new_id = new_id
         self._running: dict[str, Stream] = {}
         self._gone: dict[str, None] = {}
@@ -60,11 +90,11 @@ class Streams:
 
     async def generate(self, request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
         """See `Runtime.generate`. Known before anything is awaited."""
-        given = self._new_id()
-        stream = Stream(request.request_id, f"cmpl-{given}-0")
+        exchange = self._ask(request, self._new_id())
+        stream = Stream(request.request_id, exchange.engine_id)
         self._running[request.request_id] = stream
         try:
-            async for response in self._responses(request, given, stream):
+            async for response in self._responses(exchange, stream):
                 response.request_id = request.request_id
                 yield response
         finally:
@@ -75,14 +105,14 @@ class Streams:
             stream.over.set()
 
     async def _responses(
-        self, request: pb.GenerateRequest, given: str, stream: Stream
+        self, exchange: Exchange, stream: Stream
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         usage: pb.Usage | None = None
         end: pb.GenerationFinished | None = None
         told = False
         try:
-            headers = {"X-Request-Id": given}
-            async with self._http.stream("/v1/completions", body_of(request), headers) as response:
+            asking = self._http.stream(exchange.path, exchange.body, exchange.headers)
+            async with asking as response:
                 if response.status_code != 200:
                     raise _refusal(response.status_code, await response.aread())
                 async for event in _events(response, stream):
@@ -93,13 +123,13 @@ class Streams:
                             raise refused
                         yield _failed(refused)
                         return
-                    usage = usage_of(event) or usage
-                    end = finished(event) or end
-                    tokens = tokens_of(event)
+                    usage = exchange.usage(event) or usage
+                    end = exchange.finished(event) or end
+                    tokens = exchange.tokens(event)
                     if tokens is not None:
                         told = True
                         yield pb.GenerateResponse(token=tokens)
-        except VllmError as error:
+        except CallError as error:
             refused = RequestRefused(
                 _E.ERROR_CODE_INTERNAL, error.message, retryable=isinstance(error, NotSent)
             )
@@ -133,12 +163,9 @@ class Streams:
         ending = tuple(streams)
         for stream in ending:
             stream.why = stream.why or message
-        with suppress(VllmError):
-            ids = [stream.engine_id for stream in ending]
-            if ids:
-                await self._http.post(
-                    "/abort_requests", body={"request_ids": ids}, within_s=_SETTLE_S
-                )
+        with suppress(CallError, RuntimeFault):
+            if ending:
+                await self._end_all([stream.engine_id for stream in ending], _SETTLE_S)
                 await over(ending, _SETTLE_S)
         for stream in ending:
             stream.hang_up.set()
@@ -218,12 +245,3 @@ def _failed(refused: RequestRefused) -> pb.GenerateResponse:
     return pb.GenerateResponse(
         error=error_pb2.EngineError(code=code, message=refused.message, retryable=refused.retryable)
     )
-
-
-async def probe(http: VllmHttp, model: str, within_s: float) -> None:
-    """One token. Raises RuntimeFault."""
-    body = {"model": model, "prompt": "probe", "max_tokens": 1}
-    try:
-        await http.post("/v1/completions", body=body, within_s=within_s)
-    except VllmError as error:
-        raise RuntimeFault("CANNOT_SERVE", error.message) from error

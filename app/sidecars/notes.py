@@ -1,4 +1,4 @@
-"""The belief about an engine, on disk: written before it could be needed."""
+"""What is believed of an engine, on disk: written before it could be needed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from app.sidecars.vllm.belief import Belief
-from app.sidecars.vllm.discovery import Identity
+from typing import Any
 
 _NAME = "engine.json"
 _LOCK = "engine.lock"
@@ -40,23 +38,23 @@ class Notes:
     """Small, written whole, and synchronously: nothing may happen between thinking it and having it
     on the disk."""
 
-    def __init__(self, folder: Path, identity: Identity) -> None:
+    def __init__(self, folder: Path) -> None:
         self._path = folder / _NAME
-        self._identity = identity
 
-    def read(self) -> Belief | None:
-        """None: none of this life of the engine. Raises OSError; ValueError: they are damaged."""
+    def read(self) -> Any:
+        """A document of JSON; whether it is of this life of the engine, the reader has to see.
+        None: nothing was ever noted. Raises OSError; ValueError: it is damaged."""
         try:
             text = self._path.read_text()
         except FileNotFoundError:
             return None
-        return Belief.of(json.loads(text), self._identity)
+        return json.loads(text)
 
-    def write(self, belief: Belief) -> None:
+    def write(self, document: Any) -> None:
         """Raises OSError."""
         aside = self._path.with_suffix(".new")
         with aside.open("w") as file:
-            json.dump(belief.document(self._identity), file)
+            json.dump(document, file)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(self._path)

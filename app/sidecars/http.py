@@ -1,4 +1,4 @@
-"""Calls to a vLLM server: each has a deadline, and what its answer proves is told apart.
+"""Calls to an engine's server: each has a deadline, and what its answer proves is told apart.
 
 `Refused` and `NotSent` prove that nothing was done. `NoAnswer`, `Died` and `WrongAnswer` prove
 nothing: what was asked for may have been done, or may yet be.
@@ -8,19 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 
-from app.sidecars.vllm.answers import Answer, error_text
+from app.sidecars.answers import Answer, error_text
 
 Query = Sequence[tuple[str, str]]
+Headers = Callable[[str, str, bytes], Mapping[str, str]]
+"""What goes with one call besides its body: of method, path and body. Asked anew for each."""
+Words = Callable[[Answer], str]
+"""What a refusal says, fit to be shown: one line, without the server's paths or addresses."""
 
 
-class VllmError(Exception):
+def no_headers(method: str, path: str, body: bytes) -> Mapping[str, str]:
+    del method, path, body
+    return {}
+
+
+def bearer(key: str | None) -> Mapping[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+class CallError(Exception):
     """`message` may be shown to callers: it holds no address and no body."""
 
     def __init__(self, message: str) -> None:
@@ -28,11 +41,11 @@ class VllmError(Exception):
         self.message = message
 
 
-class NotSent(VllmError):
+class NotSent(CallError):
     """No connection was made, so nothing was asked for."""
 
 
-class NoAnswer(VllmError):
+class NoAnswer(CallError):
     """Sent, and not answered in time, or the connection broke."""
 
 
@@ -40,16 +53,17 @@ class Died(NoAnswer):
     """Sent, and the engine ended while the answer was waited for."""
 
 
-class WrongAnswer(VllmError):
+class WrongAnswer(CallError):
     """Something other than such a server answers."""
 
 
-class Refused(VllmError):
+class Refused(CallError):
     """The server said no. `status` is HTTP's."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, answer: Answer | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.answer = answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +76,24 @@ class Patience:
     watch_s: float = 1.0
 
 
-class VllmHttp:
-    """`url` is `http://host:port`. `key` goes with requests below /v1 and nowhere else: the server
-    asks for it there alone."""
+class EngineHttp:
+    """`url` is `http://host:port`. `alive_path` answers 200 for as long as the engine lives, and
+    costs it nothing."""
 
     def __init__(
-        self, url: str, *, key: str | None = None, patience: Patience | None = None
+        self,
+        url: str,
+        *,
+        headers: Headers = no_headers,
+        words: Words = error_text,
+        alive_path: str = "/health",
+        patience: Patience | None = None,
     ) -> None:
         self.patience = patience or Patience()
         self.url = url
-        self._key = key
+        self._headers = headers
+        self._words = words
+        self._alive_path = alive_path
         # No proxies of the environment: the engine is a neighbour, and its orders are nobody's.
         self._client = httpx2.AsyncClient(
             base_url=url,
@@ -93,7 +115,7 @@ class VllmHttp:
 
     async def read(self, path: str, query: Query = ()) -> Answer:
         """Status 200 alone. Raises NotSent, NoAnswer, Refused."""
-        return _accepted(await self.get(path, query))
+        return self._accepted(await self.get(path, query))
 
     async def post(
         self,
@@ -104,7 +126,7 @@ class VllmHttp:
         within_s: float | None = None,
     ) -> Answer:
         """Status 200 alone. A call that takes its time is given up early when the engine has ended:
-        vLLM does not answer calls that were under way then, ever.
+        not every server answers calls that were under way then, ever.
 
         Raises NotSent, NoAnswer, Died, Refused.
         """
@@ -125,13 +147,13 @@ class VllmHttp:
                 await asyncio.wait({sending})
         if answer.status >= 500 and not await self.alive():
             raise Died("the engine has ended")
-        return _accepted(answer)
+        return self._accepted(answer)
 
     async def alive(self) -> bool:
         """As the server sees its engine. Not in time: true, since a busy server is not a dead one,
         and the call that is looked after has a deadline of its own."""
         try:
-            answer = await self.get("/health")
+            answer = await self.get(self._alive_path)
         except NotSent:
             return False
         except NoAnswer:
@@ -143,8 +165,12 @@ class VllmHttp:
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> AsyncGenerator[httpx2.Response]:
         """For events of the server's own making. Raises NotSent, NoAnswer."""
+        content = json.dumps(dict(body)).encode()
         request = self._client.build_request(
-            "POST", path, json=dict(body), headers={**self._auth(path), **headers}
+            "POST",
+            path,
+            content=content,
+            headers={**self._headers("POST", path, content), **_JSON, **headers},
         )
         with _told():
             response = await self._client.send(request, stream=True)
@@ -153,22 +179,20 @@ class VllmHttp:
         finally:
             await response.aclose()
 
-    def _auth(self, path: str) -> dict[str, str]:
-        if self._key is None or not path.startswith("/v1/"):
-            return {}
-        return {"Authorization": f"Bearer {self._key}"}
+    def _accepted(self, answer: Answer) -> Answer:
+        if answer.status == 200:
+            return answer
+        raise Refused(answer.status, self._words(answer), answer)
 
     async def _send(
         self, method: str, path: str, query: Query, body: Mapping[str, Any] | None, within_s: float
     ) -> Answer:
-        headers = self._auth(path)
-        content = None
-        if body is not None:
-            content, headers = json.dumps(body).encode(), {**headers, **_JSON}
+        content = b"" if body is None else json.dumps(body).encode()
+        headers = {**self._headers(method, path, content), **({} if body is None else _JSON)}
         try:
             async with asyncio.timeout(within_s):
                 request = self._client.build_request(
-                    method, path, params=list(query), content=content, headers=headers
+                    method, path, params=list(query), content=content or None, headers=headers
                 )
                 with _told():
                     response = await self._client.send(request, stream=True)
@@ -206,9 +230,3 @@ def _told() -> Generator[None]:
         raise NoAnswer("the connection to the engine broke") from error
     except httpx2.RequestError as error:  # it came, and can't be unpacked
         raise NoAnswer("the engine's answer cannot be read") from error
-
-
-def _accepted(answer: Answer) -> Answer:
-    if answer.status == 200:
-        return answer
-    raise Refused(answer.status, error_text(answer))

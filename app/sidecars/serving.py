@@ -9,8 +9,9 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Protocol
 
-from app.enginekit.runtime import RuntimeFault
+from app.enginekit.runtime import Runtime, RuntimeFault
 from app.enginekit.server import (
     EngineServer,
     KitSettings,
@@ -18,13 +19,10 @@ from app.enginekit.server import (
     StoreInUse,
     StoreUnreadable,
 )
-from app.sidecars.vllm.discovery import Discovered, discover
-from app.sidecars.vllm.engine import VllmEngine
-from app.sidecars.vllm.http import NoAnswer, NotSent, Patience, VllmError, VllmHttp
-from app.sidecars.vllm.notes import Notes, NotesInUse, held
-from app.sidecars.vllm.offer import Allowed
-from app.sidecars.vllm.runtime import VllmRuntime
-from app.sidecars.vllm.watching import Watch, watched
+from app.sidecars.allowed import Allowed
+from app.sidecars.http import CallError, EngineHttp, NoAnswer, NotSent, Patience
+from app.sidecars.notes import Notes, NotesInUse, held
+from app.sidecars.watching import Watch, first_look
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +31,44 @@ class CannotServe(Exception):
     """One line for whoever started the sidecar."""
 
 
+class Found(Protocol):
+    """What an engine was found to be."""
+
+    @property
+    def version(self) -> str: ...
+    @property
+    def models(self) -> tuple[str, ...]: ...
+
+
+class Dialect(Protocol):
+    """One kind of engine: its server's calls, and a runtime over them."""
+
+    @property
+    def name(self) -> str: ...
+
+    def connect(self, url: str, patience: Patience) -> EngineHttp:
+        """With its keys. Asks nothing yet."""
+
+    async def discover(self, http: EngineHttp, allowed: Allowed) -> Found:
+        """Changes nothing. Raises NotSent, NoAnswer (both: not there yet), Refused (a key that is
+        not taken among others), WrongAnswer."""
+
+    async def attach(
+        self, http: EngineHttp, found: Any, allowed: Allowed, notes: Notes, look_s: float
+    ) -> tuple[Runtime, Watch]:
+        """One life of the engine, of which `found` was just found. Raises RuntimeFault, OSError;
+        ValueError: the notes are damaged, and what they knew may matter."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarSettings:
-    """`url` of the engine's server, `key` for its /v1 routes. `kit`: how the sidecar itself is
-    served; its data directory holds the operations and the notes on the engine. `wait_s`: how
-    long the engine may take to be there, at the start and after it has ended; None: for ever."""
+    """`url` of the engine's server. `kit`: how the sidecar itself is served; its data directory
+    holds the operations and the notes on the engine. `wait_s`: how long the engine may take to be
+    there, at the start and after it has ended; None: for ever."""
 
     url: str
     kit: KitSettings
-    key: str | None = field(default=None, repr=False)
+    dialect: Dialect
     allowed: Allowed = field(default_factory=Allowed)
     patience: Patience = field(default_factory=Patience)
     wait_s: float | None = None
@@ -57,7 +84,7 @@ class Served:
     inference_address: str
     admin_address: str
     instance_id: str
-    found: Discovered
+    found: Found
 
 
 Ready = Callable[[Served], None]
@@ -93,7 +120,7 @@ async def _run(settings: SidecarSettings, ready: Ready, around: Around) -> None:
 async def serve_lives(settings: SidecarSettings, ready: Ready) -> None:
     """For ever: an engine that was started anew is another instance, and what was ordered of the
     one before it ends as such orders do. Raises CannotServe."""
-    http = VllmHttp(settings.url, key=settings.key, patience=settings.patience)
+    http = settings.dialect.connect(settings.url, settings.patience)
     try:
         while True:
             async with served(settings, http) as (life, restarted):
@@ -112,7 +139,7 @@ def _at(kit: KitSettings, life: Served) -> KitSettings:
 
 @contextlib.asynccontextmanager
 async def served(
-    settings: SidecarSettings, http: VllmHttp
+    settings: SidecarSettings, http: EngineHttp
 ) -> AsyncIterator[tuple[Served, Callable[[], Awaitable[object]]]]:
     """One life, and what returns when the engine has begun another. Raises CannotServe."""
     found = await _there(settings, http)
@@ -137,7 +164,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def _served(
-    settings: SidecarSettings, http: VllmHttp, found: Discovered
+    settings: SidecarSettings, http: EngineHttp, found: Found
 ) -> AsyncIterator[tuple[Served, Callable[[], Awaitable[object]]]]:
     runtime, watch = await _attached(settings, http, found)
     try:
@@ -161,13 +188,13 @@ async def _served(
         await server.stop(settings.stop_grace_s)
 
 
-async def _there(settings: SidecarSettings, http: VllmHttp) -> Discovered:
+async def _there(settings: SidecarSettings, http: EngineHttp) -> Found:
     loop = asyncio.get_running_loop()
     give_up_at = None if settings.wait_s is None else loop.time() + settings.wait_s
     told = False
     while True:
         try:
-            return await discover(http)
+            return await settings.dialect.discover(http, settings.allowed)
         except (NotSent, NoAnswer) as error:
             if give_up_at is not None and loop.time() >= give_up_at:
                 raise CannotServe(f"{settings.url}: {error.message}") from error
@@ -175,20 +202,21 @@ async def _there(settings: SidecarSettings, http: VllmHttp) -> Discovered:
                 log.warning("waiting for the engine at %s: %s", settings.url, error.message)
                 told = True
             await asyncio.sleep(settings.retry_s)
-        except VllmError as error:
+        except CallError as error:
             raise CannotServe(f"{settings.url}: {error.message}") from error
 
 
 async def _attached(
-    settings: SidecarSettings, http: VllmHttp, found: Discovered
-) -> tuple[VllmRuntime, Watch]:
+    settings: SidecarSettings, http: EngineHttp, found: Found
+) -> tuple[Runtime, Watch]:
     folder = settings.kit.data_dir
     try:
-        notes = Notes(folder, found.identity)
-        engine = await VllmEngine.attach(http, found, settings.allowed, notes)
-        watch = await watched(engine, settings.look_s)
+        runtime, watch = await settings.dialect.attach(
+            http, found, settings.allowed, Notes(folder), settings.look_s
+        )
+        await first_look(watch)
     except RuntimeFault as fault:
         raise CannotServe(f"{settings.url}: {fault.message}") from fault
     except (OSError, ValueError) as error:
         raise CannotServe(f"{folder}: {error}") from error
-    return VllmRuntime(engine, watch), watch
+    return runtime, watch

@@ -1,11 +1,27 @@
-"""Paths that orders name, judged by where they lead."""
+"""What an operator lets orders name. Paths are judged by where they lead."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+from app.enginekit.rendezvous import RendezvousRule
 from app.enginekit.runtime import RuntimeFault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """Paths are those of the engine, which this process has to see too: it looks at what it orders.
+    Without roots nothing is read, and without rules of `rendezvous` no trainer is met.
+    `unconfigured_release`: offer release also of an engine that was not started to give memory
+    back, which is good for trying things out.
+    """
+
+    weights_roots: tuple[Path, ...] = ()
+    rendezvous: tuple[RendezvousRule, ...] = ()
+    lora_roots: tuple[Path, ...] = ()
+    unconfigured_release: bool = False
 
 
 def below(roots: Iterable[Path], named: str) -> Path:

@@ -1,0 +1,65 @@
+"""Files that an engine's profiler writes into a folder, which is seen from here."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from pathlib import Path
+
+from app.enginekit.runtime import ProfileArtifact
+
+_TYPES = {".gz": "application/gzip", ".json": "application/json"}
+
+
+class Traces:
+    """New ones since `mark`. `rank`: how a file's name tells whose it is; one without a rank is
+    the server's own, which runs beside the first."""
+
+    def __init__(self, folder: Path, rank: re.Pattern[str]) -> None:
+        self.folder = folder
+        self._rank = rank
+        self._before: frozenset[str] = frozenset()
+
+    async def mark(self) -> None:
+        self._before = await self._names()
+
+    async def new(self) -> list[str]:
+        return sorted(await self._names() - self._before)
+
+    async def artifacts(self) -> tuple[ProfileArtifact, ...]:
+        return await asyncio.to_thread(self._artifacts, await self.new())
+
+    async def remove(self) -> None:
+        await asyncio.to_thread(self._remove, await self.new())
+
+    async def _names(self) -> frozenset[str]:
+        return await asyncio.to_thread(self._listed)
+
+    def _listed(self) -> frozenset[str]:
+        try:
+            return frozenset(one.name for one in self.folder.iterdir() if one.is_file())
+        except OSError:
+            return frozenset()
+
+    def _artifacts(self, names: list[str]) -> tuple[ProfileArtifact, ...]:
+        found = []
+        for name in names:
+            path = self.folder / name
+            rank = self._rank.search(name)
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").digest()
+            found.append(
+                ProfileArtifact(
+                    rank=int(rank.group(1)) if rank else 0,
+                    path=name,
+                    size_bytes=path.stat().st_size,
+                    sha256=digest,
+                    media_type=_TYPES.get(path.suffix, "text/plain"),
+                )
+            )
+        return tuple(found)
+
+    def _remove(self, names: list[str]) -> None:
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
