@@ -27,6 +27,10 @@ _NEVER = dt.timedelta(days=365)
 class Collective(Protocol):
     """The group as one rank sees it. Both calls raise PeerLost when another rank is gone."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is one rank only."""
+
     def sum(self, partial: Tensor) -> Tensor:
         """The sum of all ranks' tensors, bit for bit the same on each, whatever their shape."""
 
@@ -38,6 +42,8 @@ class Collective(Protocol):
 class Alone:
     """A group of one."""
 
+    alone = True
+
     def sum(self, partial: Tensor) -> Tensor:
         return partial
 
@@ -47,6 +53,8 @@ class Alone:
 
 class RankGroup:
     """torch.distributed: gloo between CPUs, NCCL between CUDA devices."""
+
+    alone = False
 
     def __init__(
         self, rank: int, world_size: int, rendezvous: Path, device: torch.device, pulse: Pulse

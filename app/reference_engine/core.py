@@ -52,6 +52,8 @@ class EngineCore:
         self._tokenizer = tokenizer
         self._announce = announce
         self._outputs: dict[str, Output] = {}
+        # Frozen, the same each time, and made for each token of each request otherwise.
+        self._plain: dict[int, m.OutputToken] = {}
         self._closed_message = ""
         self._batch_sizes = (0, 0)
         self._steps = 0
@@ -193,9 +195,13 @@ class EngineCore:
         return reports
 
     def _output_token(self, row: Row, token_id: int, request: m.GenerationRequest) -> m.OutputToken:
-        text = self._tokenizer.token_text(token_id)
         if request.logprobs is None:
-            return m.OutputToken(token_id=token_id, text=text)
+            plain = self._plain.get(token_id)
+            if plain is None:
+                text = self._tokenizer.token_text(token_id)
+                plain = self._plain[token_id] = m.OutputToken(token_id=token_id, text=text)
+            return plain
+        text = self._tokenizer.token_text(token_id)
         chosen, candidates = score(row, token_id, request.logprobs)
         return m.OutputToken(
             token_id=token_id,

@@ -166,4 +166,4 @@ class Holding:
 
 
 def cache_tensors(cache: KvCache) -> dict[str, Tensor]:
-    return {"keys": cache.keys, "values": cache.values}
+    return {"cells": cache.cells}

@@ -48,4 +48,5 @@ def signed_sines(angles: Tensor) -> Tensor:
 
 def rotated(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     """Rotary positions in the half-split layout of the Hugging Face checkpoints."""
-    return heads * cos + heads.roll(heads.shape[-1] // 2, dims=-1) * signed_sin
+    other = heads.roll(heads.shape[-1] // 2, dims=-1)
+    return torch.addcmul(heads * cos, other, signed_sin)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from app.reference_engine.cache_changes import BlockStored, CacheChange
 from app.reference_engine.errors import OrderRefused
@@ -80,14 +81,13 @@ class Sequence:
         return len(self.tokens) - self.computed
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """``count`` tokens of a sequence from position ``start``. With ``last``, the model's output
     for the final one of them decides the sequence's next token."""
 
     sequence: Sequence
     start: int
-    count: int
+    count: int  # type: ignore[assignment] # what a tuple calls count is not used of this one
     last: bool
 
 

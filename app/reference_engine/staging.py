@@ -237,8 +237,7 @@ class Staging:
         if c.Resource.KV_CACHE in resources:
             cache = self._holding.new_cache()
             if later.kept_cache is not None:
-                content = later.kept_cache.read(device)
-                cache.keys, cache.values = content["keys"], content["values"]
+                cache.use(later.kept_cache.read(device)["cells"])
             later = replace(later, cache=cache, kept_cache=None)
         return later
 

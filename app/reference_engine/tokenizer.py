@@ -23,6 +23,7 @@ class Tokenizer:
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         self._inner = inner
         self._token_texts: dict[int, str] = {}
+        self._lengths: dict[int, int] = {}
         self._longest_token: int | None = None
 
     @classmethod
@@ -62,6 +63,16 @@ class Tokenizer:
             self._token_texts[token_id] = text
         return text
 
+    def decoded_length(self, token_ids: Sequence[int]) -> int:
+        """Characters of what :meth:`decode` gives. Asked for nearly every token, by itself."""
+        if len(token_ids) != 1:
+            return len(self.decode(token_ids))
+        (token_id,) = token_ids
+        length = self._lengths.get(token_id)
+        if length is None:
+            length = self._lengths[token_id] = len(self.decode(token_ids))
+        return length
+
 
 class Detokenizer:
     """The text of one growing output, given out in pieces that are never half a character.
@@ -92,5 +103,5 @@ class Detokenizer:
         new = text[self._shown :]
         if self._fresh:
             self._context, self._fresh = self._fresh, []
-        self._shown = len(self._tokenizer.decode(self._context))
+        self._shown = self._tokenizer.decoded_length(self._context)
         return new

@@ -117,6 +117,7 @@ class Member:
     def __init__(self, group: Threads, rank: int) -> None:
         self._group = group
         self._rank = rank
+        self.alone = False
 
     def sum(self, partial: Tensor) -> Tensor:
         total = torch.zeros_like(partial)
