@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.commands.ending import CommandFailed, Exit
+from app.commands.ending import CommandFailed, Exit, usage
 from app.commands.sidecar_options import Common, key_in, serve, with_common
 
 if TYPE_CHECKING:
+    from app.sidecars.trtllm.dialect import TrtllmDialect
     from app.sidecars.vllm.dialect import VllmDialect
 
 app = typer.Typer(
@@ -52,9 +53,58 @@ def sglang(url: str = "") -> None:
 
 
 @app.command()
-def trtllm(url: str = "") -> None:
-    """Not there yet."""
-    raise _not_there("trtllm", url)
+@with_common
+def trtllm(
+    common: Common,
+    control_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Holds what the server has as TRTLLM_RUNTIME_CONTROL_API_KEY; without it memory is"
+            " left alone."
+        ),
+    ] = None,
+    control_scheme: Annotated[
+        str, typer.Option(help="How calls are signed: request, or body for servers from before.")
+    ] = "request",
+    weights_tag: Annotated[
+        list[str] | None,
+        typer.Option(help="What weights are in the engine's own tags. Repeatable."),
+    ] = None,
+    only_way_in: Annotated[
+        bool,
+        typer.Option(
+            "--only-way-in",
+            help="Nobody reaches the server but through this sidecar, so that it can pause.",
+        ),
+    ] = False,
+) -> None:
+    """Administer a TensorRT-LLM server, started with --enable_sleep_mode, from beside it."""
+
+    def dialect() -> TrtllmDialect:
+        from app.sidecars.trtllm.dialect import TrtllmDialect
+        from app.sidecars.trtllm.memory import TAGS, WEIGHT_TAGS, TagMap
+        from app.sidecars.trtllm.signing import Scheme, Signer
+
+        tags = tuple(weights_tag or WEIGHT_TAGS)
+        if unknown := sorted({*tags} - (TAGS - {"kv_cache"})):
+            raise usage(f"--weights-tag: {unknown[0]} is no tag of weights")
+        if control_scheme not in set(Scheme):
+            raise usage("--control-scheme is request or body")
+        key = key_in(control_key_file)
+        try:
+            signer = None if key is None else Signer(key, Scheme(control_scheme))
+        except ValueError as error:
+            raise usage(f"{control_key_file}: {error}") from error
+        return TrtllmDialect(signer=signer, tags=TagMap(tags), only_way=only_way_in)
+
+    for named, given in (
+        ("--weights-root", common.weights_root),
+        ("--lora-root", common.lora_root),
+        ("--rendezvous-allow", common.rendezvous_allow),
+    ):
+        if given:
+            raise usage(f"{named}: a TensorRT-LLM server takes neither weights nor adapters")
+    serve(common, dialect)
 
 
 def _not_there(engine: str, _url: str) -> CommandFailed:

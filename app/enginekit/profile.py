@@ -44,6 +44,7 @@ from app.rpc.openengine.v1 import admin_pb2, lora_pb2
 # Beside the orders: ending requests is the core Control service's.
 _SERVED = frozenset(CARRYING_OUT) | {OperationKind.ABORT_REQUESTS, OperationKind.PROFILE}
 _DRAINING = frozenset({OperationKind.RELEASE_RESOURCES, OperationKind.RECONFIGURE_SERVING})
+_MEMORY = frozenset({OperationKind.RELEASE_RESOURCES, OperationKind.RESTORE_RESOURCES})
 _REST_ON_PAUSES = _DRAINING | {OperationKind.RESTORE_RESOURCES, OperationKind.UPDATE_WEIGHTS}
 
 
@@ -54,14 +55,18 @@ def capabilities_of(runtime: Runtime, settings: KitSettings) -> Capabilities:
     pauses = OperationKind.PAUSE in operations
     if not isinstance(runtime, ProfilerRuntime):
         operations -= {OperationKind.PROFILE}
+    # Whose engine closes by itself for a release needs no pause of its own to be ordered.
+    closes = not pauses and bool(offered.drain_rules)
     if not pauses:
-        operations -= _REST_ON_PAUSES
+        operations -= _REST_ON_PAUSES - (_MEMORY if closes else frozenset())
     modes = offered.pause_modes if pauses else frozenset()
     sessions = _sessions(runtime, offered, operations)
     sources = offered.weight_sources - {WeightSourceKind.SESSION}
     if sessions:
         sources |= {WeightSourceKind.SESSION}
     drains = _drain_rules(modes) if operations & _DRAINING else frozenset()
+    if closes and operations & _MEMORY:
+        drains = frozenset({DrainRule.WAIT})
     arriving = offered.new_requests or frozenset(NewRequests)
     # The drain is the kit's own, and so is the power to break it off.
     cancellable = (offered.cancellable | {OperationKind.PAUSE}) & operations

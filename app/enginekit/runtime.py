@@ -343,6 +343,8 @@ class Runtime(Protocol):
         The kit itself fills in `limits`, `new_requests`, `drain_rules`, `world_size`, `models`, and
         that a pause can be cancelled. `new_requests` and `drain_rules` that are named here narrow
         what it fills in: requests that do not come through its gate it can neither refuse nor see.
+        Releases rest on pauses, but for an engine that closes by itself in one: it names a drain
+        rule and no pause.
         """
 
     async def observe(self) -> Observation:

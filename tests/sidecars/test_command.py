@@ -30,7 +30,7 @@ def _refusal(*words: str) -> str:
 
 
 def test_sidecars_that_are_not_there_say_so() -> None:
-    for engine in ("sglang", "trtllm"):
+    for engine in ("sglang",):
         line = _refusal("sidecar", engine, "--url", "http://127.0.0.1:1")
         assert f"no sidecar for {engine} yet" in line
 
