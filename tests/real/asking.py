@@ -91,6 +91,8 @@ def _read(server: Server, stream: Stream, request_id: str, max_tokens: int) -> N
     headers = {"Content-Type": "application/json"}
     if request_id:
         headers["X-Request-Id"] = request_id
+        if server.engine == "sglang":
+            body["rid"] = request_id
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=120)
     stream.connection = connection
     try:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from tests.real.asking import Said, client, generate, get, post, streaming
 from tests.real.servers import Server
+from tests.reference_engine.trainers import GROUP, Trainer, trainer
 from tests.sglang.servers import serving
+from tests.sglang.tensors import serialized, tensors_of
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +45,49 @@ def test_new_weights_and_the_name_that_changes(engine: Server, models: Path, of_
         assert (status, answer["success"]) == (200, True)
         assert generate(engine) == said
         assert get(engine, "/model_info")["served_model_name"] == path
+
+
+def test_weights_from_tensors_need_a_session(engine: Server, models: Path, of_b: Said) -> None:
+    tensors = list(tensors_of(models / "b").items())
+    path, body = "/update_weights_from_tensor", {"serialized_named_tensors": [serialized(tensors)]}
+    assert told(engine, path, body)[0] == 400
+    assert told(engine, "/begin_weight_update", {})[0] == 200
+    body = {"serialized_named_tensors": [serialized(tensors)]}
+    assert told(engine, path, body) == (200, {"success": True, "message": "Success"})
+    assert told(engine, "/end_weight_update", {})[0] == 200
+    assert generate(engine) == of_b
+    told(engine, "/update_weights_from_disk", {"model_path": str(models / "a")})
+
+
+@contextmanager
+def sending(tensors: dict[str, Tensor]) -> Iterator[Trainer]:
+    def act(member: Trainer) -> None:
+        member.send(*tensors.values())
+        member.stay()
+
+    with trainer(1, act) as sender:
+        yield sender
+
+
+def test_weights_from_a_trainer(engine: Server, models: Path, of_b: Said) -> None:
+    tensors = tensors_of(models / "b")
+    with sending(tensors) as sender:
+        group = {
+            "master_address": "127.0.0.1", "master_port": sender.port, "rank_offset": 1,
+            "world_size": 2, "group_name": GROUP, "backend": "gloo",
+        }  # fmt: skip
+        assert told(engine, "/init_weights_update_group", group)[0] == 200
+        assert told(engine, "/begin_weight_update", {})[0] == 200
+        pieces = {
+            "names": list(tensors), "dtypes": ["bfloat16"] * len(tensors), "group_name": GROUP,
+            "shapes": [list(each.shape) for each in tensors.values()], "weight_version": "w-1",
+        }  # fmt: skip
+        assert told(engine, "/update_weights_from_distributed", pieces)[0] == 200
+        assert told(engine, "/end_weight_update", {})[0] == 200
+        assert generate(engine) == of_b
+        assert told(engine, "/destroy_weights_update_group", {"group_name": GROUP})[0] == 200
+    assert get(engine, "/model_info")["weight_version"] == "w-1"
+    told(engine, "/update_weights_from_disk", {"model_path": str(models / "a")})
 
 
 def test_success_for_tensors_that_are_missing(engine: Server, models: Path) -> None:
