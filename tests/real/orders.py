@@ -119,8 +119,11 @@ class Orders:
     async def test_a_profile_and_its_file(self, bridge: Gateway, engine: Server) -> None:
         """An engine writes its trace for a minute and more, and does nothing else meanwhile."""
         started = await bridge.accepted(ENGINE, "profiles", {"profiler": "torch", "steps": 2})
-        generate(engine, max_tokens=8)
         path = f"/v1/operations/{started['id']}"
+        await bridge.until(
+            path, lambda found: (found["progress"] or {}).get("phase") == "recording"
+        )
+        generate(engine, max_tokens=8)
         ended = await bridge.until(path, lambda found: found["done"], within_s=600)
         assert ended["state"] == "succeeded", ended
         assert ended["result"]["artifacts"]

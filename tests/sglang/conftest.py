@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.driving import Gateway
+from tests.real.asking import Said, generate
+from tests.real.beside import Sidecar, beside
+from tests.real.gateway import ENGINE, gateway, register
 from tests.real.servers import Server, made_models
 from tests.sglang.servers import DATA, HOME, PYTHON, serving
 
+# The memory saver is not there on a CPU: states and answers of a release are real, no byte is given
+# back.
+OPTIONS = ("--rendezvous-allow=127.0.0.1:1024-65535", "--release-unconfigured")
+LAYER = f"""
+[[compat]]
+layer = "sglang"
+engines = ["{ENGINE}"]
+"""
 # An engine's start takes up to a minute on two cores, and some tests start several.
 LIMIT_S = 900
 
@@ -27,8 +39,34 @@ def models() -> Path:
     return made_models(PYTHON, DATA)
 
 
+@pytest.fixture(scope="session")
+def of_b(models: Path) -> Said:
+    """What an engine says that was started with `b`; it ends before any other starts."""
+    with serving(models / "b") as server:
+        return generate(server)
+
+
 @pytest.fixture(scope="module")
-def engine(models: Path) -> Iterator[Server]:
-    """SGLang with model `a`, without keys and adapters; one for the tests of a module."""
-    with serving(models / "a") as server:
+def engine(of_b: Said, models: Path) -> Iterator[Server]:
+    """SGLang with model `a` and room for two adapters; one for the tests of a module."""
+    with serving(models / "a", lora=True) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def sidecar(
+    engine: Server, models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sidecar]:
+    with beside(engine, tmp_path_factory.mktemp("sidecar"), models, *OPTIONS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def bridge(
+    sidecar: Sidecar, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Gateway]:
+    """A gateway that knows the sidecar, with the endpoint layer on."""
+    with gateway(tmp_path_factory.mktemp("gateway"), LAYER) as serving_:
+        async with serving_.client:
+            await register(serving_, sidecar.admin, "openengine")
+            yield serving_

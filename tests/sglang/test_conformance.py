@@ -1,0 +1,23 @@
+"""Real SGLang with the sidecar beside it keeps what an engine of this contract promises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.real.beside import beside
+from tests.real.conforming import conformance, own_models
+from tests.sglang.servers import DATA, serving
+
+OF_SGLANG: set[str] = set()
+
+
+@pytest.mark.timeout(2400)
+def test_conformance(models: Path, tmp_path: Path) -> None:
+    """The report lies in .data/sglang/conformance.json, with what could not be tried and why."""
+    root = own_models(models, tmp_path)
+    with serving(root / "a", lora=True) as server, beside(server, tmp_path, root) as sidecar:
+        failed = conformance(sidecar, root, DATA / "conformance.json")
+        assert set(failed) <= OF_SGLANG, failed
+        assert server.is_alive()
