@@ -223,7 +223,7 @@ class CompatSettings(_Section):
     """Engines that are also reached by the administrative HTTP of `layer`: of these ids, with these
     labels, or both. `flavour`: in the shapes of which release of vLLM."""
 
-    layer: Literal["vllm"]
+    layer: Literal["vllm", "sglang"]
     engines: tuple[str, ...] = ()
     labels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     flavour: Literal["0.26", "0.32"] = "0.26"
@@ -239,6 +239,8 @@ class CompatSettings(_Section):
     def _says_which(self) -> CompatSettings:
         if not self.engines and not self.labels:
             raise ValueError("says which engines: name them, or their labels")
+        if self.layer != "vllm" and "flavour" in self.model_fields_set:
+            raise ValueError("flavour: goes with layer vllm")
         if not all(is_engine_id(one) for one in self.engines):
             raise ValueError("engines: has one that no engine can be called")
         for name, values in self.labels.items():

@@ -10,7 +10,8 @@ import httpx2
 import pytest
 
 from tests.e2e.driving import Gateway
-from tests.http.compat.comparison import REASONS, Compared, compared
+from tests.http.compat.comparing import Compared
+from tests.http.compat.comparison import REASONS, compared
 from tests.real.beside import beside
 from tests.real.gateway import ENGINE, gateway, register
 from tests.real.servers import ROOT

@@ -21,7 +21,8 @@ class Announced:
     """What a trainer has said of an engine: `transfer` by init, None where it says nothing (from
     disk). `component`: an update has been started, and begins with its first piece, under the pause
     of `pause_epoch`; `checkpoint`: that piece, where the engine takes no other and gets it with the
-    finish. `shut`: the transfer was shut down since."""
+    finish. `shut`: the transfer was shut down since. `selector`: of which model, where SGLang's
+    clients have begun an update."""
 
     transfer: Transfer | None = None
     component: Component | None = None
@@ -29,6 +30,7 @@ class Announced:
     checkpoint: DiskWeights | None = None
     check_finite: bool = False
     shut: bool = False
+    selector: str | None = None
 
 
 class Announcements:

@@ -58,10 +58,23 @@ def updates_drafts(can: Capabilities) -> bool:
     return updates(can) and Component.DRAFT in can.components
 
 
+def updates_by_disk(can: Capabilities) -> bool:
+    ordered = OperationKind.UPDATE_WEIGHTS in can.operations
+    return pauses(can) and ordered and WeightTransferBackend.DISK in ways(can)
+
+
+def updates_by_group(can: Capabilities) -> bool:
+    ordered = OperationKind.UPDATE_WEIGHTS in can.operations
+    return pauses(can) and ordered and WeightTransferBackend.NCCL in ways(can)
+
+
 def profiles(can: Capabilities) -> bool:
     return OperationKind.PROFILE in can.operations and ProfilerKind.TORCH in can.profiler_kinds
 
 
-def scales(can: Capabilities) -> bool:
-    reshapes = OperationKind.RECONFIGURE_SERVING in can.operations
-    return reshapes and ReconfigurableField.DATA_PARALLEL_SIZE in can.reconfigurable
+def reshapes(name: ReconfigurableField) -> Backed:
+    ordered = orders(OperationKind.RECONFIGURE_SERVING)
+    return lambda can: ordered(can) and name in can.reconfigurable
+
+
+scales = reshapes(ReconfigurableField.DATA_PARALLEL_SIZE)

@@ -179,9 +179,10 @@ class CompatCall:
         page = await self.house.ledger.operations.page(wanted, size=20)
         return next((one for one in page.items if one.actor == self.actor), None)
 
-    async def earlier(self, command: Command) -> Operation | None:
+    async def earlier(self, command: Command, *, lasting: bool = False) -> Operation | None:
         """The same order, by the same caller, that still runs, or that has ended and left the
-        engine as it is now."""
+        engine as it is now. `lasting`: what it has brought about is still there as long as the
+        revision is, also where orders of its kind do not say so by themselves."""
         if one_header(self.request, "idempotency-key") is not None:
             return None  # the caller says what is a repetition
         latest = await self.latest(command.kind)
@@ -189,8 +190,9 @@ class CompatCall:
             return None
         if not latest.done:
             return latest
-        lasting = command.kind in _LASTING and latest.state is OperationState.SUCCEEDED
-        if lasting and (await self.facts()).revision == latest.revision:
+        lasts = lasting or command.kind in _LASTING
+        succeeded = latest.state is OperationState.SUCCEEDED
+        if lasts and succeeded and (await self.facts()).revision == latest.revision:
             return latest
         return None
 

@@ -39,11 +39,13 @@ class NotYours(FailedPrecondition):
 
 
 class NeverOffered(UnsupportedOperation):
-    """Calls of whatever method a caller names are not passed on to any engine."""
+    """Calls that are no order, as those of whatever method a caller names, are not passed on to any
+    engine. `why` None: that."""
 
-    def __init__(self) -> None:
+    def __init__(self, why: str | None = None) -> None:
         super().__init__(
-            "This gateway passes no method of a caller's choice on to an engine. Each "
+            why
+            or "This gateway passes no method of a caller's choice on to an engine. Each "
             "administrative order has an endpoint of its own."
         )
 

@@ -25,11 +25,12 @@ from app.http.compat.asked import Asked
 from app.http.compat.exposures import Flavour, Layer
 from app.http.compat.giving import CompatCall
 from app.http.compat.rows import Row, Table
+from app.http.compat.sglang.table import SGLANG
 from app.http.compat.vllm.table import VLLM
 from app.http.rooms import rooms_of
 from app.http.route import EdgeRoute, Handler
 
-TABLES = {Layer.VLLM: VLLM}
+TABLES = {Layer.VLLM: VLLM, Layer.SGLANG: SGLANG}
 _ID = re.compile(r"[a-z0-9-]{1,63}")
 
 

@@ -52,5 +52,10 @@ def nothing(_: Asked) -> None:
     """What the engine does not look at is not looked at here either."""
 
 
-async def refuse(_call: CompatCall, _asked: None) -> None:
-    raise NeverOffered
+def refuse(why: str | None = None) -> Callable[[CompatCall, None], Awaitable[None]]:
+    """Whoever calls is told so, once it is known who that is."""
+
+    async def act(_call: CompatCall, _asked: None) -> None:
+        raise NeverOffered(why)
+
+    return act

@@ -141,15 +141,16 @@ async def start_profile(call: CompatCall, command: StartProfile) -> None:
         raise OrderFailed(operation)
 
 
-async def stop_profile(call: CompatCall, _: None) -> None:
-    """Nothing to stop is no error there."""
+async def stop_profile(call: CompatCall, _: None) -> bool:
+    """Whether there was one."""
     running = await _profile(call)
     if running is None:
         if (await call.facts()).profile is not None:
             raise ProfileNotRecording("the profile that runs was not begun at this gateway")
-        return
+        return False
     caller = caller_of(call.request, call.who, call.note)
     await call.ended(await call.house.profiles.stop(running, caller))
+    return True
 
 
 async def _profile(call: CompatCall) -> Operation | None:

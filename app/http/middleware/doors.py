@@ -25,7 +25,10 @@ from app.http.refusals import (
 PROBES = frozenset({"/healthz", "/readyz"})
 """Asked by address by whatever supervises the process, and to be answered when all is busy."""
 
-_UPDATE = re.compile(r"/v1/engines/[^/]+/update-weights|/compat/vllm/[^/]+/update_weights")
+_UPDATE = re.compile(
+    r"/v1/engines/[^/]+/update-weights|/compat/vllm/[^/]+/update_weights"
+    r"|/compat/sglang/[^/]+/update_weights_from_distributed"
+)
 _TOKEN_NAMES = frozenset(
     {"access_token", "token", "bearer", "bearer_token", "authorization", "auth", "id_token", "jwt"}
 )

@@ -1,21 +1,23 @@
-"""Recorded requests, sent to the layer in the order of the recording, and what differs on purpose.
+"""Recorded requests to vLLM, and what the layer answers otherwise on purpose.
 
-`recorded.jsonl` has what vLLM 0.32.0 answered (its Python server on a CPU). Equal are the status,
-the content type, and the form of the body: its names and types. Each row that differs has its
-reason in `DIFFERENCES`; a reason that is not needed any more is as wrong as one that is missing.
+`recorded.jsonl` has what vLLM 0.32.0 answered (its Python server on a CPU). Each row that differs
+has its reason in `DIFFERENCES`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
 
-import httpx2
-
-RECORDED = Path(__file__).with_name("recorded.jsonl")
+from tests.http.compat.comparing import (
+    Calls,
+    Compared,
+    Recording,
+    compare,
+    form_of,
+    table,
+)
 
 REASONS: Mapping[str, str] = {
     "body": "vLLM ignores the body of this endpoint and does something else than it says. Refused.",
@@ -74,86 +76,20 @@ DIFFERENCES: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """`differs`: in what, by names. `reason`: a key of REASONS; None: there is none."""
-
-    name: str
-    request: str
-    recorded_status: int
-    status: int
-    differs: tuple[str, ...]
-
-    @property
-    def reason(self) -> str | None:
-        return DIFFERENCES.get(self.name)
-
-    @property
-    def explained(self) -> bool:
-        return bool(self.differs) == (self.reason is not None)
-
-
-class Calls(Protocol):
-    """Whatever answers as the layer does."""
-
-    async def call(self, method: str, path: str, **how: Any) -> httpx2.Response: ...
+RECORDING = Recording(
+    Path(__file__).with_name("recorded.jsonl"),
+    DIFFERENCES,
+    # What the configuration of an engine holds is its own.
+    partial(form_of, own=("vllm_config",)),
+)
 
 
 async def compared(vllm: Calls, placed: Callable[[str], str] = lambda sent: sent) -> list[Compared]:
-    """One after the other: what a request meets is what those before it left behind. `placed`: a
-    body with the paths that are right there."""
-    found = []
-    for line in RECORDED.read_text().splitlines():
-        row = json.loads(line)
-        kind = row["sent_type"]
-        answer = await vllm.call(
-            row["method"],
-            row["path"],
-            headers={} if kind is None else {"content-type": kind},
-            **({} if row["sent"] is None else {"content": placed(row["sent"]).encode()}),
-        )
-        ours = (answer.status_code, answer.headers.get("content-type"), form_of(answer.text))
-        theirs = (row["status"], row["type"], form_of(row["said"]))
-        parts = zip(("status", "content type", "body"), ours, theirs, strict=True)
-        found.append(
-            Compared(
-                name=row["name"],
-                request=_request(row),
-                recorded_status=row["status"],
-                status=answer.status_code,
-                differs=tuple(what for what, one, other in parts if one != other),
-            )
-        )
-    return found
-
-
-def form_of(text: str) -> Any:
-    try:
-        return _form(json.loads(text))
-    except ValueError:
-        return text
-
-
-def _form(value: Any) -> Any:
-    if isinstance(value, dict):
-        # What the configuration of an engine holds is its own.
-        return {name: _form(part) for name, part in value.items() if name != "vllm_config"}
-    if isinstance(value, list):
-        return [_form(value[0])] if value else []
-    return type(value).__name__
-
-
-def _request(row: Mapping[str, Any]) -> str:
-    sent = row["sent"]
-    if sent is None:
-        return f"{row['method']} {row['path']}"
-    shown = sent if len(sent) <= 60 else f"{sent[:57]}..."
-    return f"{row['method']} {row['path']} {shown}"
+    return await compare(RECORDING, vllm, placed)
 
 
 def document(rows: list[Compared]) -> str:
     """`docs/vllm-comparison.md`."""
-    same = sum(not row.differs for row in rows)
     lines = [
         "# The endpoint layer beside vLLM 0.32.0",
         "",
@@ -163,22 +99,5 @@ def document(rows: list[Compared]) -> str:
         "the status, the content type and the form of the body. Answers of the layer have more",
         "headers (`Cache-Control`, `X-Request-Id`, …).",
         "",
-        f"{len(rows)} requests: {same} answered alike, {len(rows) - same} otherwise on purpose.",
-        "",
-        "| request | vLLM | here | differs in | why |",
-        "|---|---|---|---|---|",
     ]
-    for row in rows:
-        cells = (
-            _code(row.request),
-            str(row.recorded_status),
-            str(row.status),
-            ", ".join(row.differs),
-            REASONS[row.reason] if row.reason is not None else "",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
-
-
-def _code(text: str) -> str:
-    return f"`{text}`".replace("|", "\\|")
+    return "\n".join([*lines, *table(rows, "vLLM", REASONS)])

@@ -3,7 +3,7 @@ endpoint."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,12 +35,20 @@ class LayeredEngine(SessionEngine):
         self.files[order.operation_id, rank].add(COMPLETE)
 
 
+class OneRank(LayeredEngine):
+    """As the engines are that requests were recorded of."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "world_size": 1})
+
+
 @dataclass
 class Layered:
     """`person`: whose token is shown unless a call says otherwise."""
 
     gate: Gateway
     full: Full
+    layer: str = "vllm"
     person: str = "ada"
     engine_id: str = FULL
 
@@ -51,13 +59,13 @@ class Layered:
 
     @property
     def url(self) -> str:
-        return f"{self.gate.url}/compat/vllm/{self.engine_id}"
+        return f"{self.gate.url}/compat/{self.layer}/{self.engine_id}"
 
     async def call(
         self, method: str, path: str, *, subject: str | None = None, **how: Any
     ) -> httpx2.Response:
         headers = {**self.gate.auth(subject=subject or self.person), **how.pop("headers", {})}
-        url = f"/compat/vllm/{self.engine_id}{path}"
+        url = f"/compat/{self.layer}/{self.engine_id}{path}"
         return await self.gate.http.request(method, url, headers=headers, **how)
 
     async def post(self, path: str, body: Any = None, **how: Any) -> httpx2.Response:
@@ -85,11 +93,18 @@ class Layered:
 
 @asynccontextmanager
 async def layered(
-    folder: Path, *, flavour: str = "0.26", engine: type[LayeredEngine] = LayeredEngine, **more: Any
+    folder: Path,
+    *,
+    layer: str = "vllm",
+    flavour: str | None = None,
+    engine: type[LayeredEngine] = LayeredEngine,
+    **more: Any,
 ) -> AsyncIterator[Layered]:
-    compat: Mapping[str, Any] = {"layer": "vllm", "engines": (FULL,), "flavour": flavour}
+    compat: dict[str, Any] = {"layer": layer, "engines": (FULL,)}
+    if flavour is not None:
+        compat["flavour"] = flavour
     async with (
         gateway(folder / "data", compat=(compat,), **more) as gate,
         full_engine(gate, folder / "full", engine) as full,
     ):
-        yield Layered(gate, full)
+        yield Layered(gate, full, layer)

@@ -7,9 +7,10 @@ from starlette.responses import JSONResponse
 
 from app.domain.kinds import CacheKind, OperationKind
 from app.domain.scopes import Scope
-from app.http.compat import backing, works
+from app.http.compat import answers, backing, works
 from app.http.compat.rows import Row, Table, nothing, refuse
-from app.http.compat.vllm import answers, pauses, readings, updates
+from app.http.compat.vllm import answers as own
+from app.http.compat.vllm import pauses, readings, updates
 from app.http.compat.vllm.shapes import Shape
 
 _PAUSE = (Scope.PAUSE,)
@@ -24,7 +25,7 @@ _ROWS: tuple[Row, ...] = (
         backed=backing.orders(OperationKind.ABORT_REQUESTS),
         read=readings.abort_asked,
         act=works.abort_requests,
-        say=answers.aborted,
+        say=own.aborted,
         failing="Failed to abort requests",
     ),
     Row(
@@ -61,7 +62,7 @@ _ROWS: tuple[Row, ...] = (
         backed=backing.sleeps,
         read=pauses.sleep_asked,
         act=pauses.sleep,
-        say=answers.sleeping,
+        say=own.sleeping,
     ),
     Row(
         path="/wake_up",
@@ -69,7 +70,7 @@ _ROWS: tuple[Row, ...] = (
         backed=backing.sleeps,
         read=pauses.tags_asked,
         act=pauses.wake_up,
-        say=answers.woken,
+        say=own.woken,
     ),
     Row(
         path="/is_sleeping",
@@ -166,7 +167,7 @@ _ROWS: tuple[Row, ...] = (
         backed=backing.orders(OperationKind.SET_WEIGHT_VERSION),
         read=readings.version_asked,
         act=works.set_version,
-        say=answers.versioned,
+        say=own.versioned,
     ),
     Row(
         path="/weight_info",
@@ -224,7 +225,7 @@ _ROWS: tuple[Row, ...] = (
         backed=backing.scales,
         read=readings.scale_asked,
         act=works.scale,
-        say=answers.scaled,
+        say=own.scaled,
     ),
     Row(
         path="/is_scaling_elastic_ep",
@@ -269,7 +270,7 @@ _ROWS: tuple[Row, ...] = (
             scopes=(),
             backed=backing.always,
             read=nothing,
-            act=refuse,
+            act=refuse(),
             say=answers.empty,
         )
         for path, method in (
