@@ -3,6 +3,7 @@
 # make test-full         the same with every long figure; writes docs/test-report.md
 # make test-vllm         against real vLLM, which it builds in .vllm (Linux, 6 GB; not in make test)
 # make test-sglang       against real SGLang, in .sglang (Linux, 4 GB; not in make test)
+# make test-dynamo       against Dynamo's own runtime, in .dynamo (Linux, 300 MB; not in make test)
 # make lint              the checks alone
 # make mutation-test     change app/auth in thousands of ways; writes docs/mutation-report.md
 # make proto             generate app/rpc/ and docs/operation-fields.md from proto/
@@ -11,7 +12,7 @@
 # Needs Python 3.11 or later, git and make; the targets install the rest into .venv.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := test
-.PHONY: demo test test-full test-vllm test-sglang lint mutation-test proto bench
+.PHONY: demo test test-full test-vllm test-sglang test-dynamo lint mutation-test proto bench
 
 demo:
 	@scripts/setup demo
@@ -32,6 +33,11 @@ test-sglang:
 	@scripts/setup dev
 	@scripts/setup-sglang
 	@scripts/test-sglang $(ARGS)
+
+test-dynamo:
+	@scripts/setup dev
+	@scripts/setup-dynamo
+	@scripts/test-dynamo $(ARGS)
 
 lint:
 	@scripts/setup dev

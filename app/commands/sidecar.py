@@ -11,6 +11,7 @@ from app.commands.ending import CommandFailed, Exit, usage
 from app.commands.sidecar_options import Common, key_in, serve, with_common
 
 if TYPE_CHECKING:
+    from app.sidecars.dynamo.dialect import DynamoDialect
     from app.sidecars.trtllm.dialect import TrtllmDialect
     from app.sidecars.vllm.dialect import VllmDialect
 
@@ -104,6 +105,39 @@ def trtllm(
     ):
         if given:
             raise usage(f"{named}: a TensorRT-LLM server takes neither weights nor adapters")
+    serve(common, dialect)
+
+
+@app.command()
+@with_common
+def dynamo(
+    common: Common,
+    worker: Annotated[
+        str | None,
+        typer.Option(help="vllm, vllm-sidecar or sglang, where the worker does not tell."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Its model's name, where the worker does not tell.")
+    ] = None,
+    model_path: Annotated[
+        Path | None,
+        typer.Option(help="The checkpoint that it was started with: new weights have to fit it."),
+    ] = None,
+) -> None:
+    """Administer a worker of Dynamo over its system server (DYN_SYSTEM_PORT), from beside it."""
+
+    def dialect() -> DynamoDialect:
+        from app.sidecars.dynamo.dialect import DynamoDialect
+        from app.sidecars.dynamo.workers import WorkerKind
+
+        try:
+            kind = None if worker is None else WorkerKind(worker)
+        except ValueError:
+            raise usage(f"--worker is one of {', '.join(WorkerKind)}") from None
+        if model_path is not None and not model_path.is_dir():
+            raise usage(f"there is no directory at {model_path}")
+        return DynamoDialect(kind=kind, model=model, model_path=model_path)
+
     serve(common, dialect)
 
 

@@ -1,0 +1,1 @@
+"""Over the system server of a Dynamo worker."""

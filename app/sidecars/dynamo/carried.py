@@ -1,0 +1,28 @@
+"""An order on its way to a worker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from app.enginekit.runtime import Order, RuntimeFault
+from app.sidecars.carried import Carried
+from app.sidecars.dynamo.worker import ROUTE_NOT_THERE, DynamoWorker
+
+
+class WorkerOrder(Carried):
+    def __init__(self, order: Order, worker: DynamoWorker) -> None:
+        super().__init__(order)
+        self.worker = worker
+
+    @asynccontextmanager
+    async def sending(self) -> AsyncIterator[None]:
+        """Around the first call that may change something. A worker without the route has changed
+        nothing, and would not have that of the undoing either."""
+        before, self.sent = self.sent, True
+        try:
+            yield
+        except RuntimeFault as fault:
+            if fault.reason == ROUTE_NOT_THERE:
+                self.sent = before
+            raise

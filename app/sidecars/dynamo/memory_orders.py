@@ -1,0 +1,93 @@
+"""Release and restore of a worker's memory, by putting it to sleep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from app.domain.kinds import WeightsState
+from app.domain.operation import OperationWarning
+from app.enginekit.runtime import Conclusion, RuntimeFault
+from app.sidecars.dynamo.carried import WorkerOrder
+from app.sidecars.faults import refused, remaining_s
+
+OPENED_BRIEFLY = OperationWarning(
+    "ADMISSION_OPENED_BRIEFLY",
+    "the worker opens itself when it wakes: it was paused again at once, and what it had begun"
+    " meanwhile is frozen",
+)
+KV_GOES_ALONG = OperationWarning(
+    "KV_CACHE_RELEASED_TOO",
+    "the worker gives its KV memory back together with its weights, and takes it again with them;"
+    " what it had cached is dropped",
+)
+UNROUTED = OperationWarning(
+    "WORKER_UNROUTED", "the worker has left Dynamo's discovery, and comes back when it wakes"
+)
+_ALREADY = "already"
+
+
+class CarriedRelease(WorkerOrder):
+    """Nothing runs, since the kit has paused; and nothing may be frozen, since a worker ends all
+    requests before it sleeps."""
+
+    async def prepare(self) -> None:
+        if self.worker.belief.paused is None:
+            raise refused("NOT_PAUSED", "the engine is not paused")
+        if (await self.worker.metrics()).in_flight:
+            raise refused("REQUESTS_FROZEN", "requests are frozen, and would be ended")
+
+    async def commit(self) -> None:
+        worker, belief = self.worker, self.worker.belief
+        sleep = worker.found.routes.sleep
+        assert sleep is not None  # nothing else is offered
+        # Before it is asked for: an answer that is lost must not leave it looking awake.
+        worker.believe(replace(belief, asleep=True))
+        try:
+            async with self.sending():
+                left_s = remaining_s(self.order.deadline_at)
+                said = await worker.order(sleep, {"level": 1}, within_s=left_s)
+        except RuntimeFault:
+            if not self.sent:
+                worker.believe(belief)
+            raise
+        if _ALREADY in str(said.get("message", "")):
+            # How deep, it does not say: its weights may be gone.
+            worker.believe(replace(belief, asleep=True, weights=WeightsState.INCONSISTENT))
+            self.sent = False
+            raise RuntimeFault("ASLEEP_ALREADY", "somebody else has put the worker to sleep")
+
+    async def undo(self) -> None:
+        worker = self.worker
+        await wake(self)
+        worker.believe(replace(worker.belief, asleep=False))
+
+    async def conclude(self) -> Conclusion:
+        return Conclusion(warnings=(KV_GOES_ALONG, UNROUTED))
+
+
+class CarriedRestore(WorkerOrder):
+    """Wholly, always: one that is woken in part counts itself as awake, and takes back the rest of
+    its memory never."""
+
+    async def commit(self) -> None:
+        async with self.sending():
+            await wake(self)
+        self.worker.believe(replace(self.worker.belief, asleep=False))
+
+    async def undo(self) -> None:
+        raise RuntimeFault("NOT_UNDONE", "what was restored cannot be given back for sure")
+
+    async def conclude(self) -> Conclusion:
+        return Conclusion(warnings=(OPENED_BRIEFLY,))
+
+
+async def wake(carried: WorkerOrder) -> None:
+    """Raises RuntimeFault."""
+    worker = carried.worker
+    route = worker.found.routes.wake
+    assert route is not None
+    try:
+        await worker.order(route, {}, within_s=remaining_s(carried.order.deadline_at))
+    finally:
+        # Without an answer, or with a refusal, it may be open all the same.
+        await worker.freeze()

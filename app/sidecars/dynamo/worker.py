@@ -1,0 +1,186 @@
+"""One life of a worker: its system server, what was found out about it, and what is believed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from app.domain.kinds import PauseMode
+from app.enginekit.runtime import RuntimeFault
+from app.sidecars.allowed import Allowed
+from app.sidecars.answers import Answer, Unreadable, field_of
+from app.sidecars.dynamo.answers import (
+    Metrics,
+    carried_out,
+    failure_of,
+    loras_of,
+    metrics_of,
+)
+from app.sidecars.dynamo.belief import SAME_START_S, Belief
+from app.sidecars.dynamo.discovery import Discovered
+from app.sidecars.dynamo.workers import Route
+from app.sidecars.faults import told
+from app.sidecars.http import EngineHttp, Refused
+from app.sidecars.notes import Notes
+
+ROUTE_NOT_THERE = "ROUTE_NOT_THERE"
+
+
+class DynamoWorker:
+    """`belief` is written down before it is used. Lives on one event loop."""
+
+    def __init__(
+        self, http: EngineHttp, found: Discovered, allowed: Allowed, notes: Notes, belief: Belief
+    ) -> None:
+        self.http = http
+        self.found = found
+        self.allowed = allowed
+        self._notes = notes
+        self.belief = belief
+        self._started = math.inf  # on the event loop's clock, as reckoned first
+
+    @classmethod
+    async def attach(
+        cls, http: EngineHttp, found: Discovered, allowed: Allowed, notes: Notes
+    ) -> DynamoWorker:
+        """Take over from whoever had the worker before. One whose pause cannot be read is taken for
+        open. Raises RuntimeFault, OSError; ValueError: the notes are damaged."""
+        belief = Belief.of(notes.read(), found.identity) or Belief()
+        worker = cls(http, found, allowed, notes, belief)
+        notes.write(belief.document(found.identity))
+        await worker.metrics()
+        worker.saw(await worker.paused())
+        await worker.read_version()
+        return worker
+
+    def believe(self, belief: Belief) -> None:
+        """Raises RuntimeFault: it cannot be written down, so it must not come to be so."""
+        if belief == self.belief:
+            return
+        try:
+            self._notes.write(belief.document(self.found.identity))
+        except OSError as error:
+            text = "what is known of the worker cannot be written down"
+            raise RuntimeFault("NOTES_UNWRITABLE", text, retryable=True) from error
+        self.belief = belief
+
+    # ---- reading ----
+
+    async def metrics(self) -> Metrics:
+        """Of this life. Raises RuntimeFault."""
+        with told():
+            metrics = metrics_of(await self.http.read("/metrics"))
+        if self.is_another(metrics):
+            raise RuntimeFault("ENGINE_RESTARTED", "the worker was started anew")
+        return metrics
+
+    def is_another(self, metrics: Metrics) -> bool:
+        """Whether a worker answers that was started later, or under another id. Also one that does
+        not tell: then it is another server. Answers may cross, and arrive late."""
+        uptime_s = metrics.uptime_s
+        if uptime_s is None or metrics.worker_id != self.found.identity.worker_id:
+            return True
+        started = asyncio.get_running_loop().time() - uptime_s
+        self._started = min(self._started, started)
+        return started > self._started + SAME_START_S
+
+    async def _read(self, path: str) -> Answer:
+        """A callback that changes nothing. Raises RuntimeFault."""
+        with told():
+            answer = await self.http.read(f"/engine/{path}")
+            failure = failure_of(answer)
+        if failure is not None:
+            raise RuntimeFault("ENGINE_REFUSED", failure)
+        return answer
+
+    async def paused(self) -> bool | None:
+        """None: this kind does not tell. Raises RuntimeFault."""
+        if self.found.routes.paused is None or not self.found.tells_pause:
+            return None
+        path, name = self.found.routes.paused
+        answer = await self._read(path)
+        with told():
+            return bool(field_of(answer, name, bool))
+
+    def saw(self, paused: bool | None) -> None:
+        """What somebody else did is believed from then on: a pause of theirs in the mode that
+        nothing must be concluded from. Raises RuntimeFault."""
+        if paused is not None and paused != (self.belief.paused is not None):
+            self.believe(replace(self.belief, paused=PauseMode.KEEP if paused else None))
+
+    async def read_version(self) -> str | None:
+        """Raises RuntimeFault."""
+        if self.found.routes.version is None or not self.found.tells_version:
+            return self.belief.version
+        path, name = self.found.routes.version
+        answer = await self._read(path)
+        with told():
+            found = answer.json().get(name)
+            if found is not None and not isinstance(found, str):
+                raise Unreadable("the worker's version of its weights is no text")
+        self.believe(replace(self.belief, version=found or None))
+        return self.belief.version
+
+    async def is_alive(self) -> bool:
+        """Whether the engine behind the worker answers its probe. Raises RuntimeFault: the worker
+        cannot be asked."""
+        alive = self.found.routes.alive
+        if alive is None:
+            return True
+        with told():
+            answer = await self.http.get(f"/engine/{alive}")
+            if answer.status == 404:  # kept from everybody by whoever started the worker
+                return True
+            return answer.status == 200 and failure_of(answer) is None
+
+    async def loras(self) -> dict[str, int]:
+        """Names and the worker's numbers. Raises RuntimeFault."""
+        if not self.found.adapters:
+            return {}
+        with told():
+            return loras_of(await self.http.read("/v1/loras"))
+
+    # ---- orders ----
+
+    async def order(
+        self, route: Route, body: Mapping[str, Any], *, within_s: float | None = None
+    ) -> Mapping[str, Any]:
+        """An order is for the life of the worker that it was given to. A callback goes on to its
+        end whether anybody waits for it or not. Raises RuntimeFault; ROUTE_NOT_THERE, with which
+        nothing was done."""
+        await self.metrics()
+        with told():
+            try:
+                answer = await self.http.post(f"/engine/{route.path}", body=body, within_s=within_s)
+            except Refused as error:
+                if error.status != 404:
+                    raise
+                text = f"the worker has no route {route.path}, or keeps it from everybody"
+                raise RuntimeFault(ROUTE_NOT_THERE, text, code="UNIMPLEMENTED") from error
+            failure = failure_of(answer)
+            if failure is None:
+                return carried_out(answer, route.says)
+        raise RuntimeFault("ENGINE_REFUSED", failure)
+
+    async def pause(self, mode: PauseMode, *, within_s: float | None = None) -> None:
+        """Raises RuntimeFault."""
+        routes = self.found.routes
+        body = {"mode": routes.modes[mode], **routes.pause_options}
+        said = await self.order(routes.pause, body, within_s=within_s)
+        if said.get("mode", body["mode"]) != body["mode"]:
+            raise RuntimeFault("NOT_CARRIED_OUT", "the worker says that it paused in another mode")
+        if await self.paused() is False:
+            raise RuntimeFault("PAUSE_NOT_SEEN", "somebody else has resumed the engine meanwhile")
+
+    async def freeze(self) -> None:
+        """Closed again, whatever has slipped in meanwhile. Raises RuntimeFault."""
+        await self.pause(PauseMode.KEEP)
+
+    async def resume(self) -> None:
+        """Raises RuntimeFault."""
+        await self.order(self.found.routes.resume, {})
+        if await self.paused():
+            raise RuntimeFault("RESUME_NOT_SEEN", "somebody else has paused the engine meanwhile")
