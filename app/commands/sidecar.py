@@ -12,6 +12,7 @@ from app.commands.sidecar_options import Common, key_in, serve, with_common
 
 if TYPE_CHECKING:
     from app.sidecars.dynamo.dialect import DynamoDialect
+    from app.sidecars.native.dialect import NativeDialect
     from app.sidecars.trtllm.dialect import TrtllmDialect
     from app.sidecars.vllm.dialect import VllmDialect
 
@@ -79,7 +80,15 @@ def trtllm(
         ),
     ] = False,
 ) -> None:
-    """Administer a TensorRT-LLM server, started with --enable_sleep_mode, from beside it."""
+    """Administer a TensorRT-LLM server from beside it: http://host:port, started with
+    --enable_sleep_mode, or grpc://host:port, started with --grpc --grpc-protocol openengine."""
+
+    def native() -> NativeDialect:
+        from app.sidecars.native.dialect import NativeDialect
+
+        if control_key_file is not None or weights_tag:
+            raise usage("--control-key-file and --weights-tag are for servers at http://")
+        return NativeDialect(name="trtllm", only_way=only_way_in)
 
     def dialect() -> TrtllmDialect:
         from app.sidecars.trtllm.dialect import TrtllmDialect
@@ -105,7 +114,8 @@ def trtllm(
     ):
         if given:
             raise usage(f"{named}: a TensorRT-LLM server takes neither weights nor adapters")
-    serve(common, dialect)
+    grpc = common.url.startswith("grpc:")
+    serve(common, native if grpc else dialect, schemes=("http", "https", "grpc"))
 
 
 @app.command()

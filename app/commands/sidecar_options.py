@@ -109,15 +109,19 @@ def with_common(function: Callable[Concatenate[Common, P], None]) -> Callable[..
 
 
 def serve(
-    common: Common, dialect: Callable[[], Dialect], *, unconfigured_release: bool = False
+    common: Common,
+    dialect: Callable[[], Dialect],
+    *,
+    unconfigured_release: bool = False,
+    schemes: tuple[str, ...] = ("http", "https"),
 ) -> None:
-    """Until it is told to end. `dialect` is asked for when all options are good. Raises
-    CommandFailed."""
+    """Until it is told to end. `dialect` is asked for when all options are good. `schemes`: of the
+    engine's URL. Raises CommandFailed."""
     # It takes a while to load, and the other verbs do without it.
     from app.sidecars.serving import CannotServe, SidecarSettings, run_sidecar
 
     tie(common.end_with_stdin)
-    _check_url(common.url)
+    _check_url(common.url, schemes)
     tokens = _tokens(common)
     allowed = _allowed(common, unconfigured_release)
     kit = _kit(common, tokens)
@@ -278,12 +282,13 @@ def key_in(file: Path | None) -> str | None:
     return found
 
 
-def _check_url(url: str) -> None:
+def _check_url(url: str, schemes: tuple[str, ...]) -> None:
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError:
         host = None
-    bare = not host or parts.scheme not in ("http", "https")
+    bare = not host or parts.scheme not in schemes
     if bare or parts.path not in ("", "/") or parts.query or parts.username:
-        raise usage("--url is http://host:port, and nothing more")
+        named = " or ".join(f"{one}://host:port" for one in schemes if one != "https")
+        raise usage(f"--url is {named}, and nothing more")

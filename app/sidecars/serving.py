@@ -20,7 +20,7 @@ from app.enginekit.server import (
     StoreUnreadable,
 )
 from app.sidecars.allowed import Allowed
-from app.sidecars.http import CallError, EngineHttp, NoAnswer, NotSent, Patience
+from app.sidecars.http import CallError, NoAnswer, NotSent, Patience
 from app.sidecars.notes import Notes, NotesInUse, held
 from app.sidecars.watching import Watch, first_look
 
@@ -29,6 +29,12 @@ log = logging.getLogger(__name__)
 
 class CannotServe(Exception):
     """One line for whoever started the sidecar."""
+
+
+class Connection(Protocol):
+    """The way to an engine's server, over all of its lives."""
+
+    async def close(self) -> None: ...
 
 
 class Found(Protocol):
@@ -46,15 +52,15 @@ class Dialect(Protocol):
     @property
     def name(self) -> str: ...
 
-    def connect(self, url: str, patience: Patience) -> EngineHttp:
+    def connect(self, url: str, patience: Patience) -> Connection:
         """With its keys. Asks nothing yet."""
 
-    async def discover(self, http: EngineHttp, allowed: Allowed) -> Found:
+    async def discover(self, http: Any, allowed: Allowed) -> Found:
         """Changes nothing. Raises NotSent, NoAnswer (both: not there yet), Refused (a key that is
         not taken among others), WrongAnswer."""
 
     async def attach(
-        self, http: EngineHttp, found: Any, allowed: Allowed, notes: Notes, look_s: float
+        self, http: Any, found: Any, allowed: Allowed, notes: Notes, look_s: float
     ) -> tuple[Runtime, Watch]:
         """One life of the engine, of which `found` was just found. Raises RuntimeFault, OSError;
         ValueError: the notes are damaged, and what they knew may matter."""
@@ -139,7 +145,7 @@ def _at(kit: KitSettings, life: Served) -> KitSettings:
 
 @contextlib.asynccontextmanager
 async def served(
-    settings: SidecarSettings, http: EngineHttp
+    settings: SidecarSettings, http: Connection
 ) -> AsyncIterator[tuple[Served, Callable[[], Awaitable[object]]]]:
     """One life, and what returns when the engine has begun another. Raises CannotServe."""
     found = await _there(settings, http)
@@ -164,7 +170,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def _served(
-    settings: SidecarSettings, http: EngineHttp, found: Found
+    settings: SidecarSettings, http: Connection, found: Found
 ) -> AsyncIterator[tuple[Served, Callable[[], Awaitable[object]]]]:
     runtime, watch = await _attached(settings, http, found)
     try:
@@ -188,7 +194,7 @@ async def _served(
         await server.stop(settings.stop_grace_s)
 
 
-async def _there(settings: SidecarSettings, http: EngineHttp) -> Found:
+async def _there(settings: SidecarSettings, http: Connection) -> Found:
     loop = asyncio.get_running_loop()
     give_up_at = None if settings.wait_s is None else loop.time() + settings.wait_s
     told = False
@@ -207,7 +213,7 @@ async def _there(settings: SidecarSettings, http: EngineHttp) -> Found:
 
 
 async def _attached(
-    settings: SidecarSettings, http: EngineHttp, found: Found
+    settings: SidecarSettings, http: Connection, found: Found
 ) -> tuple[Runtime, Watch]:
     folder = settings.kit.data_dir
     try:

@@ -53,13 +53,15 @@ class CoreEngine(openengine_pb2_grpc.InferenceServicer, openengine_pb2_grpc.Cont
     """`loras`: adapters by name; None: it has no calls for them. `running`: requests by id, each
     with what ends it."""
 
-    def __init__(self, *, instance_id: str = "core-1", loras: bool = True) -> None:
+    def __init__(
+        self, *, instance_id: str = "core-1", loras: bool = True, token_s: float = 0.002
+    ) -> None:
         self.instance_id = instance_id
         self.loras: dict[str, lora_pb2.LoraAdapter] | None = {} if loras else None
         self.health: Any = H.HEALTH_STATE_READY
         self.extra: dict[str, Any] = {"api_key": "canary"}
         self.running: dict[str, asyncio.Event] = {}
-        self.tokens = 1_000_000
+        self.token_s = token_s
         self.calls: list[tuple[str, Any]] = []
         self.address = ""
         self._faults: dict[str, list[Fault]] = {}
@@ -129,7 +131,7 @@ class CoreEngine(openengine_pb2_grpc.InferenceServicer, openengine_pb2_grpc.Cont
         return model_pb2.ModelInfo(
             model_id="tiny",
             served_model_name="tiny",
-            max_context_length=128,
+            max_context_length=100_000,
             supports_text_input=True,
             supports_token_ids_input=True,
         )
@@ -221,7 +223,7 @@ class CoreEngine(openengine_pb2_grpc.InferenceServicer, openengine_pb2_grpc.Cont
                     tokens=[generation_pb2.TokenInfo(token_id=number % 100)],
                 )
                 yield generation_pb2.GenerateResponse(request_id=request.request_id, token=token)
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(self.token_s)
             yield generation_pb2.GenerateResponse(
                 request_id=request.request_id,
                 finished=generation_pb2.GenerationFinished(output_index=0, reason=reason),

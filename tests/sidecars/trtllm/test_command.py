@@ -36,6 +36,10 @@ def test_options_that_it_has_no_use_for_are_refused(tmp_path: Path) -> None:
     for tag in ("kv_cache", "weights"):
         assert f"{tag} is no tag" in _refusal(tmp_path, "--weights-tag", tag)
     assert "--lora-root" in _refusal(tmp_path, "--lora-root", str(tmp_path))
+    key.write_text(KEY)
+    native = ("--url", "grpc://127.0.0.1:1")
+    assert "http://" in _refusal(tmp_path, *native, "--control-key-file", str(key))
+    assert "--url is" in _refusal(tmp_path, "--url", "ftp://127.0.0.1:1")
 
 
 @pytest.mark.anyio
