@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from app.domain.capabilities import Capabilities
-from app.domain.kinds import ContentPolicy, OperationKind, PauseMode, ResourceKind
+from app.domain.kinds import ContentPolicy, DrainRule, OperationKind, PauseMode, ResourceKind
 from app.enginekit.runtime import Order
 from app.rpc.openengine.v1 import admin_pb2 as pb
 from tests.doubles.engine import EngineDouble, running_engine
@@ -448,3 +448,27 @@ async def test_without_pauses_there_is_no_release(tmp_path: Path) -> None:
         assert not offered & {4, 5, 6, 8}
         seen = await refused(client.stream(client.release("kv_cache")))
         assert seen.code is Code.UNIMPLEMENTED
+
+
+async def test_an_engine_that_closes_by_itself_releases_without_pauses(tmp_path: Path) -> None:
+    """It says so by a drain rule, and waits for what runs; nobody can order it to end that."""
+
+    def make() -> MinimalEngine:
+        engine = FullEngine()
+        engine.offered = Capabilities(
+            operations=frozenset(OperationKind) - {OperationKind.PAUSE},
+            resources={ResourceKind.KV_CACHE: frozenset(ContentPolicy)},
+            drain_rules=frozenset(DrainRule),
+        )
+        return engine
+
+    async with running_engine(tmp_path, make_engine=make) as double, client_of(double) as client:
+        profile = await client.profile()
+        assert {4, 5} <= {row.kind for row in profile.operations}
+        assert not {6, 8} & {row.kind for row in profile.operations}
+        assert list(profile.drain_rules) == [pb.DRAIN_RULE_WAIT]
+        assert not profile.pause_modes
+        refusal = await refused(client.stream(client.release("kv_cache", drain="abort")))
+        assert refusal.code is Code.UNIMPLEMENTED
+        await client.completed(client.release("kv_cache"))
+        assert await client.admission() == "paused"

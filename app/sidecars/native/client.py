@@ -118,9 +118,10 @@ def fail(error: grpc.aio.AioRpcError) -> NoReturn:
     """By what the status proves. Raises CallError."""
     code = error.code()
     if code is C.UNAVAILABLE:
-        # A connection that is refused never had the call on it.
-        refused = "onnect" in (error.details() or "")
-        kind: type[CallError] = NotSent if refused else NoAnswer
+        # So says the library of a connection that was never made. One that broke may have had
+        # the call on it.
+        unmade = "failed to connect to all addresses" in (error.details() or "")
+        kind: type[CallError] = NotSent if unmade else NoAnswer
         raise kind("the engine cannot be reached") from error
     if code in _JUDGED:
         said = shown(error.details() or "") or f"the engine answered {code.name}"

@@ -49,22 +49,32 @@ class NativeWatch(Watch):
         self._found = found
         self._only_way = only_way
         self._draining = False
+        self._was_lost = False
 
     async def lost(self) -> str | None:
         try:
-            server = await self._client.server_info()
-            if server.instance_id != self._found.server.instance_id:
-                self.restarted.set()
-                return "the engine was started anew"
             health = await self._client.health()
+            if self._was_lost and await self._another():
+                return "the engine was started anew"
         except CallError as error:
+            self._was_lost = True
             return error.message
+        self._was_lost = health.state not in _SERVES
         self._draining = health.state == _H.HEALTH_STATE_DRAINING
-        return None if health.state in _SERVES else "the engine is not ready"
+        return "the engine is not ready" if self._was_lost else None
 
     async def look(self, orders: Callable[[], Orders]) -> bool:
         del orders
+        with told():
+            await self._another()
         return True
+
+    async def _another(self) -> bool:
+        """Asked for seldom: it costs the engine more than its health does. Raises CallError."""
+        server = await self._client.server_info()
+        if server.instance_id != self._found.server.instance_id:
+            self.restarted.set()
+        return self.restarted.is_set()
 
     def seen(self, lost: str | None) -> Observation:
         """One that drains takes no new requests, whoever told it so."""

@@ -34,6 +34,7 @@ class TrtllmEngine:
 
     async def read_memory(self) -> Memory:
         """Raises RuntimeFault."""
+        self._same()
         with self._told():
             self.memory = memory_of(await self.http.read(STATUS))
         return self.memory
@@ -53,6 +54,7 @@ class TrtllmEngine:
         """Park or wake `tags`. Sent once; what came of it is read, whether it was answered or not.
         Raises RuntimeFault."""
         body = {"tags": sorted(tags)}
+        self._same()
         with self._told():
             try:
                 answer = await self.http.post(path, body=body, within_s=remaining_s(deadline_at))
@@ -70,6 +72,11 @@ class TrtllmEngine:
             raise RuntimeFault(
                 "NOT_CARRIED_OUT", f"the engine says that it has done it, and is {memory.state}"
             )
+
+    def _same(self) -> None:
+        """An order is for the life of the engine that it was given to. Raises RuntimeFault."""
+        if self.gone:
+            raise RuntimeFault("ENGINE_RESTARTED", "the engine went away, and is another if back")
 
     @contextmanager
     def _told(self) -> Generator[None]:
