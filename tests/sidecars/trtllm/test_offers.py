@@ -11,7 +11,7 @@ from app.sidecars.serving import CannotServe
 from app.sidecars.trtllm.signing import Scheme
 from tests.doubles.engine_http import Answer
 from tests.doubles.trtllm_http import MODEL, running_trtllm
-from tests.enginekit.client import Client, pb, refused, until
+from tests.enginekit.client import Client, client_of, pb, refused, until
 from tests.sidecars.sidecar import Sidecar, administered
 from tests.sidecars.trtllm.running import dialect, trtllm_and_sidecar
 
@@ -199,3 +199,33 @@ async def test_an_engine_that_went_away_and_came_back_is_another_instance(tmp_pa
         await until(lost)
         await trtllm.restart()
         await until(lambda: len(sidecar.lives) == 2, 30)
+
+
+@pytest.mark.long
+async def test_a_release_that_its_sidecar_did_not_live_to_see(tmp_path: Path) -> None:
+    """It goes on in the engine. The next sidecar says of the order what it can, and of the engine
+    what is there."""
+    async with running_trtllm() as trtllm:
+        sidecar = Sidecar(trtllm, tmp_path / "d", dialect=dialect())
+        await sidecar.start()
+        trtllm.memory.began()  # a request of somebody else
+        async with client_of(sidecar) as client:
+            key = client.key()
+            releasing = client.stream(client.release("weights", idempotency_key=key))
+            await until(lambda: trtllm.memory.state == "parking")
+        await sidecar.stop()
+        releasing.cancel()
+        async with administered(trtllm, tmp_path / "d", dialect=dialect()) as (_, client):
+            ended = await client.operation(idempotency_key=key)
+            assert ended.failed.reason == "ENGINE_RESTARTED"
+            assert ended.failed.effect == pb.FAILURE_EFFECT_UNKNOWN
+            failed = await client.failed(client.release("kv_cache"))
+            assert failed.reason == "MEMORY_MOVING"
+            trtllm.memory.ended()
+
+            async def released() -> bool:
+                return list((await client.profile()).state.released) == [pb.RESOURCE_KIND_WEIGHTS]
+
+            await until(released)
+            assert await client.admission() == "paused"
+        assert len(trtllm.orders()) == 1
