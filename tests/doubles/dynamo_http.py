@@ -55,6 +55,7 @@ class DynamoDouble(EngineDouble):
             ("GET", "/metrics", self.metrics),
             ("GET", "/metadata", self.metadata),
             ("GET", "/v1/loras", self.loras),
+            ("POST", "/v1/loras", self.load_lora),
             ("GET", "/{path:path}", self.nothing),
         ]
 
@@ -127,6 +128,13 @@ class DynamoDouble(EngineDouble):
 
     async def metadata(self, _: Request) -> Response:
         return PlainTextResponse("Discovery metadata not available", 404)
+
+    async def load_lora(self, request: Request) -> Response:
+        """By the worker's endpoint of that name, on which no status 200 stands for a failure."""
+        if not self.worker.lora or self.worker.kind != "vllm":
+            return PlainTextResponse("Route not found", 404)
+        told = await self.worker.callbacks()["load_lora"](await request.json())
+        return JSONResponse(told, 500 if told["status"] == "error" else 200)
 
     async def nothing(self, _: Request) -> Response:
         return PlainTextResponse("Route not found", 404)

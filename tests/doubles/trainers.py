@@ -97,9 +97,9 @@ async def prime_rl(wire: Wire, step: Step) -> None:
         await _again(wire, "resume")
 
 
-async def _again(wire: Wire, path: str, tries: int = 10) -> None:
+async def _again(wire: Wire, path: str, body: Any = None, tries: int = 10) -> None:
     for _ in range(tries):
-        answer = await wire.post(path)
+        answer = await wire.post(path, body)
         if answer.status_code < 500:
             answer.raise_for_status()
             return
@@ -128,3 +128,42 @@ async def colocated(wire: Wire, step: Step) -> list[str]:
     await wire.checked("finish_weight_update", {"weight_version": step.version})
     told.append((await wire.checked("wake_up?tags=kv_cache")).json()["status"])
     return told
+
+
+async def prime_rl_by_dynamo(workers: Sequence[Wire], step: Step) -> None:
+    """prime-rl with Dynamo's sidecars: every call to all workers, by the system server of each. It
+    goes on when all say that they are paused, and resumes whatever came of it."""
+    for wire in workers:
+        await _again(wire, "engine/control/pause_generation", _KEEP)
+    try:
+        for wire in workers:
+            told = (await wire.get("engine/control/is_paused")).raise_for_status().json()
+            assert told["is_paused"] is True
+        for wire in workers:
+            await wire.checked("engine/update/start_weight_update", {})
+            for piece in step.pieces:
+                await wire.checked("engine/update/update_weights", {"update_info": piece})
+            named = {"weight_version": step.version}
+            await wire.checked("engine/update/finish_weight_update", named)
+    finally:
+        for wire in workers:
+            await _again(wire, "engine/control/resume_generation", {})
+
+
+_KEEP = {"mode": "keep", "clear_cache": False}
+
+
+async def prime_rl_adapter_by_dynamo(admin: Wire, system: Wire, name: str, uri: str) -> None:
+    """prime-rl with workers that Dynamo's discovery named: pauses by the address of administration,
+    the adapter by the worker's system server. It is tried again on 404 and 500."""
+    await _again(admin, "pause?mode=keep&clear_cache=false")
+    try:
+        body = {"lora_name": name, "source": {"uri": uri}, "load_inplace": True}
+        answer = await system.post("v1/loras", body)
+        for _ in range(9):
+            if answer.status_code not in (404, 500):
+                break
+            answer = await system.post("v1/loras", body)
+        assert answer.raise_for_status().json().get("status") != "error", answer.text
+    finally:
+        await _again(admin, "resume")
