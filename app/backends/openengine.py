@@ -15,6 +15,7 @@ from app.backends import aborts, adapters, letters, profiles, readings, status_m
 from app.backends.continuing import take_further
 from app.backends.core_control import CoreControl, CoreProfile, absent_is_none
 from app.backends.endpoint import CLOSED, Endpoint, NotKnownThere, was_asked_to_stop
+from app.backends.joining import join
 from app.backends.port import (
     Discovery,
     EngineRefused,
@@ -32,7 +33,7 @@ from app.domain.commands import AbortRequests, StartProfile
 from app.domain.kinds import OperationKind
 from app.domain.operation import JsonObject
 from app.domain.transitions import Completed, Fact
-from app.domain.weight_sessions import SessionStage
+from app.domain.weight_sessions import NcclTransfer, SessionStage
 from app.rpc.openengine.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -266,6 +267,9 @@ class OpenEngineBackend:
     ) -> None:
         request = stage_request(stage, key, expected_revision)
         await take_further(self._admin, request, timeout_s)
+
+    async def join_group(self, transfer: NcclTransfer, timeout_s: float) -> bool:
+        return await join(self._admin, transfer, timeout_s)
 
     async def close(self) -> None:
         await self._admin.close()

@@ -179,10 +179,10 @@ class EngineBackend(Protocol):
 
 @runtime_checkable
 class JoinsGroups(Protocol):
-    """An engine that joins a trainer's process group by a call of its own, and stays in it over
-    several updates. Others join with the update that names the group."""
+    """An engine that may join a trainer's process group by a call of its own, and then stays in it
+    over several updates. Others join with the update that names the group."""
 
-    async def join_group(self, transfer: NcclTransfer, timeout_s: float) -> None:
-        """Returns when it is in. An update by that very group then does not open it again. Raises
-        EngineRefused (an order is under way, too); EngineSilent: whether it is in is not known,
-        and it counts as out."""
+    async def join_group(self, transfer: NcclTransfer, timeout_s: float) -> bool:
+        """Returns when it is in. An update by that very group then does not open it again. False:
+        it is one of the others. Raises EngineRefused (an order is under way, too); EngineSilent:
+        whether it is in is not known, and it counts as out."""

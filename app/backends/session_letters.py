@@ -24,22 +24,24 @@ def begin_of(session: SessionWeights) -> admin_pb2.WeightSession:
     begin = admin_pb2.WeightSessionBegin(lease_ms=session.lease_ms)
     match session.transfer:
         case NcclTransfer() as group:
-            begin.nccl.CopyFrom(
-                admin_pb2.NcclTransfer(
-                    address=group.address,
-                    port=group.port,
-                    world_size=group.world_size,
-                    rank_offset=group.rank_offset,
-                    backend=number_of(admin_pb2.CollectiveBackend, group.backend),
-                    group=group.group,
-                    source_rank=group.source_rank,
-                )
-            )
+            begin.nccl.CopyFrom(group_of(group))
         case IpcTransfer():
             begin.ipc.SetInParent()
         case DiskTransfer(path=path):
             begin.disk.path = path
     return admin_pb2.WeightSession(session_id=session.session_id, begin=begin)
+
+
+def group_of(group: NcclTransfer) -> admin_pb2.NcclTransfer:
+    return admin_pb2.NcclTransfer(
+        address=group.address,
+        port=group.port,
+        world_size=group.world_size,
+        rank_offset=group.rank_offset,
+        backend=number_of(admin_pb2.CollectiveBackend, group.backend),
+        group=group.group,
+        source_rank=group.source_rank,
+    )
 
 
 def stage_request(

@@ -10,6 +10,7 @@ from app.domain.capabilities import Capabilities
 from app.domain.errors import FieldFault, InvalidArgument
 from app.enginekit.auth import Callers
 from app.enginekit.desk import OrderDesk
+from app.enginekit.group_calls import GroupCalls
 from app.enginekit.profile import profile_message
 from app.enginekit.profile_calls import ProfileCalls
 from app.enginekit.refusals import answering
@@ -29,12 +30,14 @@ class AdminService(admin_pb2_grpc.OpenEngineAdminServicer):
         state: EngineState,
         callers: Callers,
         capabilities: Callable[[], Capabilities],
+        groups: GroupCalls,
     ) -> None:
         self._desk = desk
         self._state = state
         self._callers = callers
         self._capabilities = capabilities
         self._profiles = ProfileCalls(desk, state, capabilities)
+        self._groups = groups
 
     async def FlushCaches(  # type: ignore[override]
         self, request: admin_pb2.FlushCachesRequest, context: Any
@@ -111,6 +114,13 @@ class AdminService(admin_pb2_grpc.OpenEngineAdminServicer):
         async with answering(context):
             await self._state.refresh()
             return profile_message(self._capabilities(), self._state)
+
+    async def JoinGroup(
+        self, request: admin_pb2.JoinGroupRequest, context: Any
+    ) -> admin_pb2.JoinGroupResponse:
+        async with answering(context):
+            await self._groups.join(request)
+            return admin_pb2.JoinGroupResponse()
 
     async def _order(self, request: OrderRequest, context: Any) -> None:
         async with answering(context):

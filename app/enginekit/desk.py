@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from app.domain.capabilities import Capabilities
 from app.domain.commands import (
@@ -40,6 +40,8 @@ from app.enginekit.requests import ReadOrder, check_deadline, check_target
 from app.enginekit.runtime import ProfilerRuntime, Runtime
 from app.enginekit.sessions import OpenSession, ReadStage, Sessions
 from app.enginekit.state import EngineState
+
+T = TypeVar("T")
 
 _K = OperationKind
 _SINGLE_FLIGHT = frozenset({_K.RECONFIGURE_SERVING, _K.LOAD_LORA, _K.UNLOAD_LORA})
@@ -291,6 +293,20 @@ class OrderDesk:
             async for _ in told:
                 pass
         return (await self.find(operation_id=operation_id)).operation
+
+    def beside(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Something that is no order, begun while no exclusive one runs. It goes on when nobody
+        waits for it. Raises NamedBusy, Stopping."""
+        running = self._journal.running_exclusive()
+        if running is not None or self._stopping:
+            work.close()
+        if self._stopping:
+            raise Stopping("the engine is stopping")
+        if running is not None:
+            raise NamedBusy(operation_id=running.operation.id, idempotency_key=running.key)
+        task = asyncio.get_running_loop().create_task(work)
+        self._keep(task)
+        return task
 
     def _keep(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)

@@ -19,6 +19,7 @@ from app.enginekit.auth import BearerInterceptor, Callers
 from app.enginekit.control_service import ControlService
 from app.enginekit.desk import OrderDesk
 from app.enginekit.execution import ExecutionSettings
+from app.enginekit.group_calls import GroupCalls
 from app.enginekit.health import ADMIN, INFERENCE, VLLM_CONTROL, HealthBoard
 from app.enginekit.inference_service import InferenceService
 from app.enginekit.journal import Journal
@@ -209,7 +210,8 @@ class EngineServer:
             interceptors=self._judging(settings.admin_verifier, AudienceKind.ADMIN),
             max_message_bytes=settings.max_message_bytes,
         )
-        service = AdminService(desk, state, self._callers, self._capabilities)
+        groups = GroupCalls(self._runtime, desk, self._capabilities)
+        service = AdminService(desk, state, self._callers, self._capabilities, groups)
         admin_pb2_grpc.add_OpenEngineAdminServicer_to_server(service, listener.server)
         self._add_control(listener, state, adapters, admin=True)
         board.serve_on(listener.server)

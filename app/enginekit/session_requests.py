@@ -87,7 +87,7 @@ def _stage(session: admin_pb2.WeightSession) -> Stage:
 def _transfer(begin: admin_pb2.WeightSessionBegin) -> Transfer:
     match begin.WhichOneof("transfer"):
         case "nccl":
-            return _group(begin.nccl)
+            return read_group(begin.nccl)
         case "ipc":
             return IpcTransfer()
         case "disk":
@@ -96,7 +96,8 @@ def _transfer(begin: admin_pb2.WeightSessionBegin) -> Transfer:
             raise bad_field("/session/begin", "say nccl, ipc or disk")
 
 
-def _group(group: admin_pb2.NcclTransfer) -> NcclTransfer:
+def read_group(group: admin_pb2.NcclTransfer) -> NcclTransfer:
+    """Raises InvalidArgument."""
     backend = CollectiveBackend.NCCL
     if group.HasField("backend"):
         backend = COLLECTIVE_BACKEND.read(group.backend, "/session/begin/nccl/backend")

@@ -48,12 +48,14 @@ class Groups:
             if not isinstance(backend, JoinsGroups):
                 return False
             try:
-                await backend.join_group(transfer, timeout_s)
+                joined = await backend.join_group(transfer, timeout_s)
             except EngineRefused as refusal:
                 raise _refusal(refusal) from refusal
             except EngineSilent as silent:
                 message = "it is not known whether the engine has joined"
                 raise EngineUnreachable(message) from silent
+        if not joined:
+            return False
         entry = entry_of(self._clock.now(), _ACTION, "accepted", caller, engine_id=engine_id)
         await self._ledger.audit.append(entry)
         return True

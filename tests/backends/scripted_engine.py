@@ -272,6 +272,11 @@ class ScriptedEngine(admin_pb2_grpc.OpenEngineAdminServicer, openengine_pb2_grpc
         self.on_cancel(order)
         return admin_pb2.CancelAdminOperationResponse(operation=self._record(order))
 
+    async def JoinGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.calls.append(("JoinGroup", request.group.group))
+        await self._answer(context)
+        return admin_pb2.JoinGroupResponse()
+
     async def GetAdminProfile(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.calls.append(("GetAdminProfile", ""))
         self.metadata.append(dict(context.invocation_metadata()))

@@ -52,8 +52,10 @@ ADMIN_RPCS = {
     ("ReconfigureServing", "ReconfigureServingRequest", "stream", ORDER),
     ("GetOperation", "GetAdminOperationRequest", "", "AdminOperation"),
     ("CancelOperation", "CancelAdminOperationRequest", "", "CancelAdminOperationResponse"),
-    # … and the one this project adds, for discovery and re-attachment.
+    # … and those this project adds: for discovery and re-attachment, and for a trainer that waits
+    # in its process group before it sends anything.
     ("GetAdminProfile", "GetAdminProfileRequest", "", "AdminProfile"),
+    ("JoinGroup", "JoinGroupRequest", "", "JoinGroupResponse"),
 }
 
 

@@ -250,11 +250,12 @@ class VllmBackend:
             return False
         return False
 
-    async def join_group(self, transfer: NcclTransfer, timeout_s: float) -> None:
+    async def join_group(self, transfer: NcclTransfer, timeout_s: float) -> bool:
         try:
             await join(transfer, self._crew, self._notes, self._clock.now, timeout_s)
         except ChadburnError as away:
             raise EngineSilent(Silence.UNREACHABLE) from away
+        return True
 
     async def cancel(self, engine_operation_id: str, timeout_s: float) -> None:
         """Of an update that comes in pieces: its caller calls it off."""

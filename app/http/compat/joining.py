@@ -11,9 +11,9 @@ from app.http.refusals import Closing
 _JOIN_S = 1800.0
 
 
-async def join(call: CompatCall, transfer: NcclTransfer) -> None:
-    """Where engines join by a call of its own. Of the same call twice the second waits for the
-    first. Raises Closing, and what `Groups.join` raises."""
+async def join(call: CompatCall, transfer: NcclTransfer) -> bool:
+    """Whether the engine is in it now; False: it joins when an update begins. Of the same call
+    twice at once the second waits for the first. Raises Closing, and what `Groups.join` raises."""
     transfer.check_ranks(call.can.world_size)
     caller = caller_of(call.request, call.who, call.note)
     engine_id, groups = call.engine.id, call.house.groups
@@ -21,5 +21,7 @@ async def join(call: CompatCall, transfer: NcclTransfer) -> None:
         engine_id, call.actor, transfer, lambda: groups.join(engine_id, transfer, caller, _JOIN_S)
     )
     with call.house.waiting.one_more(call.request):
-        if await call.house.closing.unless(joining) is None:
-            raise Closing
+        joined = await call.house.closing.unless(joining)
+    if joined is None:
+        raise Closing
+    return joined

@@ -66,7 +66,8 @@ _SINGLE = "single"
 _BOUNDED = "bounded"
 
 
-async def init(call: CompatCall, body: GroupBody) -> None:
+async def init(call: CompatCall, body: GroupBody) -> str:
+    """What became of it, in words."""
     transfer = NcclTransfer(
         address=body.master_address,
         port=body.master_port,
@@ -77,12 +78,15 @@ async def init(call: CompatCall, body: GroupBody) -> None:
     )
     known = call.house.announcements.of(call.engine.id, call.actor)
     if known is not None and known.transfer == transfer:
-        return
+        return "The group is known."
     if _named_alike(known, body.group_name):
         raise WouldHarm("there is such a group already: destroy it first")
     await call_off(call)
-    await join(call, transfer)
+    joined = await join(call, transfer)
     call.house.announcements.keep(call.engine.id, call.actor, Announced(transfer))
+    if joined:
+        return "The engine has joined the group."
+    return "The group is known; the engine joins it when an update begins."
 
 
 async def destroy(call: CompatCall, body: GroupNameBody) -> None:

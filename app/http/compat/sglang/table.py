@@ -94,7 +94,7 @@ _ORDERS: tuple[Row, ...] = (
         backed=backing.updates_by_group,
         read=body_of(bodies.GroupBody),
         act=pieces.init,
-        say=answers.said(success=True, message="The group is known."),
+        say=lambda said: answers.said(success=True, message=said)(None),
         failing=Style.SUCCESS,
     ),
     Row(

@@ -101,6 +101,11 @@ class OpenEngineAdminStub(object):
                 request_serializer=openengine_dot_v1_dot_admin__pb2.GetAdminProfileRequest.SerializeToString,
                 response_deserializer=openengine_dot_v1_dot_admin__pb2.AdminProfile.FromString,
                 _registered_method=True)
+        self.JoinGroup = channel.unary_unary(
+                '/openengine.v1.OpenEngineAdmin/JoinGroup',
+                request_serializer=openengine_dot_v1_dot_admin__pb2.JoinGroupRequest.SerializeToString,
+                response_deserializer=openengine_dot_v1_dot_admin__pb2.JoinGroupResponse.FromString,
+                _registered_method=True)
 
 
 class OpenEngineAdminServicer(object):
@@ -190,6 +195,20 @@ class OpenEngineAdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def JoinGroup(self, request, context):
+        """Has the engine join a trainer's process group before any update: whoever opens a group waits in
+        it for all members, and sends nothing until they are there. Answers when every rank is in. It is
+        no operation and takes no key. Of the same call twice at once the second waits for the first;
+        later it means that the group was opened anew. The engine stays there until it joins again,
+        leaves over a session that failed, or is started anew; a session by the very same group does not
+        join again.
+        UNIMPLEMENTED: this engine joins with the session that names the group. ABORTED while an
+        exclusive operation runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OpenEngineAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -252,6 +271,11 @@ def add_OpenEngineAdminServicer_to_server(servicer, server):
                     servicer.GetAdminProfile,
                     request_deserializer=openengine_dot_v1_dot_admin__pb2.GetAdminProfileRequest.FromString,
                     response_serializer=openengine_dot_v1_dot_admin__pb2.AdminProfile.SerializeToString,
+            ),
+            'JoinGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinGroup,
+                    request_deserializer=openengine_dot_v1_dot_admin__pb2.JoinGroupRequest.FromString,
+                    response_serializer=openengine_dot_v1_dot_admin__pb2.JoinGroupResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -585,6 +609,33 @@ class OpenEngineAdmin(object):
             '/openengine.v1.OpenEngineAdmin/GetAdminProfile',
             openengine_dot_v1_dot_admin__pb2.GetAdminProfileRequest.SerializeToString,
             openengine_dot_v1_dot_admin__pb2.AdminProfile.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/openengine.v1.OpenEngineAdmin/JoinGroup',
+            openengine_dot_v1_dot_admin__pb2.JoinGroupRequest.SerializeToString,
+            openengine_dot_v1_dot_admin__pb2.JoinGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,16 @@ class OpenEngineAdminStub:
     """What this engine can do, and its administrative state right now. An observer reads it on
     attaching and after each restart.
     """
+    JoinGroup: _aio.UnaryUnaryMultiCallable[_admin_pb2.JoinGroupRequest, _admin_pb2.JoinGroupResponse]
+    """Has the engine join a trainer's process group before any update: whoever opens a group waits in
+    it for all members, and sends nothing until they are there. Answers when every rank is in. It is
+    no operation and takes no key. Of the same call twice at once the second waits for the first;
+    later it means that the group was opened anew. The engine stays there until it joins again,
+    leaves over a session that failed, or is started anew; a session by the very same group does not
+    join again.
+    UNIMPLEMENTED: this engine joins with the session that names the group. ABORTED while an
+    exclusive operation runs.
+    """
 
 class OpenEngineAdminServicer(metaclass=_abc_1.ABCMeta):
     """Privileged runtime administration of one engine. It is bound apart from inference and
@@ -142,6 +152,22 @@ class OpenEngineAdminServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.Awaitable[_admin_pb2.AdminProfile]:
         """What this engine can do, and its administrative state right now. An observer reads it on
         attaching and after each restart.
+        """
+
+    @_abc_1.abstractmethod
+    def JoinGroup(
+        self,
+        request: _admin_pb2.JoinGroupRequest,
+        context: _aio.ServicerContext[_admin_pb2.JoinGroupRequest, _abc.Awaitable[_admin_pb2.JoinGroupResponse]],
+    ) -> _abc.Awaitable[_admin_pb2.JoinGroupResponse]:
+        """Has the engine join a trainer's process group before any update: whoever opens a group waits in
+        it for all members, and sends nothing until they are there. Answers when every rank is in. It is
+        no operation and takes no key. Of the same call twice at once the second waits for the first;
+        later it means that the group was opened anew. The engine stays there until it joins again,
+        leaves over a session that failed, or is started anew; a session by the very same group does not
+        join again.
+        UNIMPLEMENTED: this engine joins with the session that names the group. ABORTED while an
+        exclusive operation runs.
         """
 
 def add_OpenEngineAdminServicer_to_server(servicer: OpenEngineAdminServicer, server: _aio.Server) -> None: ...
