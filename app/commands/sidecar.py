@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.commands.ending import CommandFailed, Exit, usage
+from app.commands.ending import usage
 from app.commands.sidecar_options import Common, key_in, serve, with_common
 
 if TYPE_CHECKING:
     from app.sidecars.dynamo.dialect import DynamoDialect
     from app.sidecars.native.dialect import NativeDialect
+    from app.sidecars.sglang.dialect import SglangDialect
     from app.sidecars.trtllm.dialect import TrtllmDialect
     from app.sidecars.vllm.dialect import VllmDialect
 
@@ -49,9 +50,46 @@ def vllm(
 
 
 @app.command()
-def sglang(url: str = "") -> None:
-    """Not there yet."""
-    raise _not_there("sglang", url)
+@with_common
+def sglang(
+    common: Common,
+    engine_key_file: Annotated[
+        Path | None, typer.Option(help="Holds the engine's API key, where it was given one.")
+    ] = None,
+    engine_admin_key_file: Annotated[
+        Path | None, typer.Option(help="Holds its admin API key, where it was given one.")
+    ] = None,
+    profile_dir: Annotated[
+        Path | None, typer.Option(help="Profiles are written below this directory.")
+    ] = None,
+    model_path: Annotated[
+        Path | None,
+        typer.Option(help="The checkpoint that it was started with, where it does not tell."),
+    ] = None,
+    release_unconfigured: Annotated[
+        bool,
+        typer.Option(
+            "--release-unconfigured",
+            help="Offer release also where the engine gives no memory back: to try things out.",
+        ),
+    ] = False,
+) -> None:
+    """Administer an SGLang server from beside it."""
+    for folder in (profile_dir, model_path):
+        if folder is not None and not folder.is_dir():
+            raise usage(f"there is no directory at {folder}")
+
+    def dialect() -> SglangDialect:
+        from app.sidecars.sglang.dialect import SglangDialect
+
+        return SglangDialect(
+            key=key_in(engine_key_file),
+            admin_key=key_in(engine_admin_key_file),
+            profile_root=None if profile_dir is None else profile_dir.absolute(),
+            model_path=None if model_path is None else model_path.absolute(),
+        )
+
+    serve(common, dialect, unconfigured_release=release_unconfigured)
 
 
 @app.command()
@@ -149,7 +187,3 @@ def dynamo(
         return DynamoDialect(kind=kind, model=model, model_path=model_path)
 
     serve(common, dialect)
-
-
-def _not_there(engine: str, _url: str) -> CommandFailed:
-    return CommandFailed(Exit.USAGE, f"there is no sidecar for {engine} yet; there is one for vllm")

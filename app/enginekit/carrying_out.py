@@ -38,6 +38,7 @@ async def flush_caches(errand: Errand) -> Ending:
         result=lambda _: {"changed": changed, "caches": flushed_rows(flushed)},
         change=REVISION if changed else NO_CHANGE,
         settle=settle if changed else None,
+        proved=conclusion.proved,
     )
 
 

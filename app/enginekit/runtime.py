@@ -304,6 +304,7 @@ class Conclusion:
     counts as unverified; `switched` names the requests whose output is of both versions. For a
     LoRA: the adapter as loaded, or the one that was unloaded, and those that were `evicted` to make
     room for it. `warnings`, of any kind: what a caller has to know though the order succeeded.
+    `proved` False, of a flush: not every rank has said that it did it.
     """
 
     changed: bool = True
@@ -318,6 +319,7 @@ class Conclusion:
     lora: LoraFact | None = None
     evicted: tuple[LoraFact, ...] = ()
     warnings: tuple[OperationWarning, ...] = ()
+    proved: bool = True
 
 
 @dataclass(frozen=True, slots=True)

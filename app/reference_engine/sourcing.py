@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
-from app.domain.kinds import TensorDtype
 from app.domain.operation import Progress
 from app.domain.tensors import TensorSpec
 from app.domain.weight_sessions import NcclTransfer
@@ -23,6 +22,7 @@ from app.domain.weight_sources import (
     WeightSource,
 )
 from app.enginekit.runtime import Order, RuntimeFault
+from app.enginekit.tensor_names import SAFETENSORS
 from app.reference_engine import change_orders as c
 from app.reference_engine import sources
 from app.reference_engine.demanded import Demanded
@@ -44,20 +44,6 @@ Source = c.DiskSource | c.SharedSource
 # Shorter than what the ranks' own deadline for a preparation is.
 _LONGEST_TRANSFER_S = 1500.0
 _MARGIN_S = 1.0
-_SAFETENSORS = {
-    TensorDtype.FLOAT64: "F64",
-    TensorDtype.FLOAT32: "F32",
-    TensorDtype.FLOAT16: "F16",
-    TensorDtype.BFLOAT16: "BF16",
-    TensorDtype.FLOAT8_E4M3FN: "F8_E4M3",
-    TensorDtype.FLOAT8_E5M2: "F8_E5M2",
-    TensorDtype.INT64: "I64",
-    TensorDtype.INT32: "I32",
-    TensorDtype.INT16: "I16",
-    TensorDtype.INT8: "I8",
-    TensorDtype.UINT8: "U8",
-    TensorDtype.BOOL: "BOOL",
-}
 
 
 class Sourcing:
@@ -245,14 +231,14 @@ def _resolve(policy: sources.SourcePolicy, wanted: WeightSource) -> Source:
 
 
 def shared_tensor(spec: TensorSpec, offset: int) -> c.SharedTensor:
-    return c.SharedTensor(spec.name, _SAFETENSORS[spec.dtype], spec.shape, offset)
+    return c.SharedTensor(spec.name, SAFETENSORS[spec.dtype], spec.shape, offset)
 
 
 def _carried(one: InlineTensor) -> sources.InlineTensor:
     if one.data is None:
         raise SourceRefused(f"the content of tensor {one.spec.name!r} did not come with the order")
     spec = one.spec
-    return sources.InlineTensor(spec.name, _SAFETENSORS[spec.dtype], spec.shape, one.data)
+    return sources.InlineTensor(spec.name, SAFETENSORS[spec.dtype], spec.shape, one.data)
 
 
 def _check_segment(found: c.SharedSource, wanted: SharedMemoryWeights) -> None:

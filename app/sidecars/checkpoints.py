@@ -5,12 +5,16 @@ Engines read files into the model that serves, and some of them end with a file 
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.domain.tensors import TensorSpec
 from app.domain.weight_sources import DiskWeights
+from app.enginekit.tensor_names import SAFETENSORS
 from app.sidecars.allowed import Allowed, below
-from app.sidecars.safetensors import BadWeights, WeightsFile, files_at, fits
+from app.sidecars.safetensors import BadWeights, WeightsFile, files_at, fits, forms_fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,23 @@ def looked_at(
     return Checkpoint(path, files)
 
 
+def specs_fit(specs: Iterable[TensorSpec], model: Path, *, whole: bool) -> None:
+    """Whether the model at that path has such tensors. `whole`: and no others. Blocks on the disk.
+    Raises BadWeights."""
+    forms = {spec.name: (SAFETENSORS[spec.dtype], spec.shape) for spec in specs}
+    forms_fit(forms, files_at(model), whole=whole)
+
+
 def folder_of(root: str) -> Path | None:
     """Where an engine's own model lies. None: not here, or it was named by its place in a hub, and
     nothing is known of it."""
     path = Path(root)
     return path if path.is_absolute() and path.is_dir() else None
+
+
+def digest_of(sums: Mapping[str, str]) -> bytes:
+    """Over names and digests in order: equal for equal weights, whatever way they came."""
+    whole = hashlib.sha256()
+    for name, digest in sorted(sums.items()):
+        whole.update(f"{name}\0{digest}\n".encode())
+    return whole.digest()

@@ -29,6 +29,10 @@ def no_headers(method: str, path: str, body: bytes) -> Mapping[str, str]:
     return {}
 
 
+def answered_well(answer: Answer) -> bool:
+    return answer.status == 200
+
+
 def bearer(key: str | None) -> Mapping[str, str]:
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
@@ -77,8 +81,8 @@ class Patience:
 
 
 class EngineHttp:
-    """`url` is `http://host:port`. `alive_path` answers 200 for as long as the engine lives, and
-    costs it nothing."""
+    """`url` is `http://host:port`. `alive_path` costs the engine nothing; its answer is `living`
+    for as long as the engine lives."""
 
     def __init__(
         self,
@@ -87,6 +91,7 @@ class EngineHttp:
         headers: Headers = no_headers,
         words: Words = error_text,
         alive_path: str = "/health",
+        living: Callable[[Answer], bool] = answered_well,
         patience: Patience | None = None,
     ) -> None:
         self.patience = patience or Patience()
@@ -94,6 +99,7 @@ class EngineHttp:
         self._headers = headers
         self._words = words
         self._alive_path = alive_path
+        self._living = living
         # No proxies of the environment: the engine is a neighbour, and its orders are nobody's.
         self._client = httpx2.AsyncClient(
             base_url=url,
@@ -125,10 +131,21 @@ class EngineHttp:
         body: Mapping[str, Any] | None = None,
         within_s: float | None = None,
     ) -> Answer:
-        """Status 200 alone. A call that takes its time is given up early when the engine has ended:
-        not every server answers calls that were under way then, ever.
+        """Status 200 alone. Raises what `post_any` raises, and Refused."""
+        return self._accepted(await self.post_any(path, query, body=body, within_s=within_s))
 
-        Raises NotSent, NoAnswer, Died, Refused.
+    async def post_any(
+        self,
+        path: str,
+        query: Query = (),
+        *,
+        body: Mapping[str, Any] | None = None,
+        within_s: float | None = None,
+    ) -> Answer:
+        """Any status. A call that takes its time is given up early when the engine has ended: not
+        every server answers calls that were under way then, ever.
+
+        Raises NotSent, NoAnswer, Died.
         """
         limit = self.patience.control_s if within_s is None else within_s
         sending = asyncio.ensure_future(self._send("POST", path, query, body, limit))
@@ -140,14 +157,19 @@ class EngineHttp:
                     await asyncio.sleep(0)
                     if not sending.done():
                         raise Died("the engine ended while it was carrying this out")
-            answer = sending.result()
+            try:
+                answer = sending.result()
+            except NoAnswer as error:
+                if not await self.alive():
+                    raise Died("the engine ended while it was carrying this out") from error
+                raise
         finally:
             if not sending.done():
                 sending.cancel()
                 await asyncio.wait({sending})
         if answer.status >= 500 and not await self.alive():
             raise Died("the engine has ended")
-        return self._accepted(answer)
+        return answer
 
     async def alive(self) -> bool:
         """As the server sees its engine. Not in time: true, since a busy server is not a dead one,
@@ -158,7 +180,7 @@ class EngineHttp:
             return False
         except NoAnswer:
             return True
-        return answer.status == 200
+        return self._living(answer)
 
     @asynccontextmanager
     async def stream(

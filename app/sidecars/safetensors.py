@@ -59,7 +59,7 @@ class WeightsFile:
         with self.path.open("rb") as file:
             for name, tensor in self.tensors.items():
                 for piece in _pieces(file, tensor):
-                    if _infinite(piece, tensor.dtype):
+                    if infinite(piece, tensor.dtype):
                         return name
         return None
 
@@ -140,17 +140,31 @@ def _counts(given: Any) -> bool:
 
 def fits(files: tuple[WeightsFile, ...], model: tuple[WeightsFile, ...]) -> None:
     """Whether both hold the same tensors. Raises BadWeights."""
-    found = {name: tensor for file in files for name, tensor in file.tensors.items()}
-    wanted = {name: tensor for file in model for name, tensor in file.tensors.items()}
+    found = {
+        name: (tensor.dtype, tensor.shape)
+        for file in files
+        for name, tensor in file.tensors.items()
+    }
     if sum(len(file.tensors) for file in files) != len(found):
         raise BadWeights("a tensor stands in two files")
-    for name, tensor in found.items():
+    forms_fit(found, model, whole=True)
+
+
+def forms_fit(
+    found: Mapping[str, tuple[str, tuple[int, ...]]],
+    model: tuple[WeightsFile, ...],
+    *,
+    whole: bool,
+) -> None:
+    """Names with types and shapes. `whole`: all that the model has. Raises BadWeights."""
+    wanted = {name: tensor for file in model for name, tensor in file.tensors.items()}
+    for name, form in found.items():
         known = wanted.get(name)
         if known is None:
             raise BadWeights(f"the model has no tensor {_shown(name)}")
-        if (known.dtype, known.shape) != (tensor.dtype, tensor.shape):
+        if (known.dtype, known.shape) != form:
             raise BadWeights(f"the model has another type or shape of {_shown(name)}")
-    lacking = sorted(set(wanted) - set(found))
+    lacking = sorted(set(wanted) - set(found)) if whole else []
     if lacking:
         raise BadWeights(f"{len(lacking)} tensors are missing, {_shown(lacking[0])} among them")
 
@@ -170,8 +184,10 @@ def _pieces(file: BinaryIO, tensor: TensorAt) -> Iterator[bytes]:
         yield piece
 
 
-def _infinite(data: bytes, dtype: str) -> bool:
-    """Byte by byte in bulk: of every element the bits of its exponent, and whether all are set."""
+def infinite(data: bytes, dtype: str) -> bool:
+    """Whether something in it is no finite number.
+
+    Byte by byte in bulk: of every element the bits of its exponent, and whether all are set."""
     bits = _EXPONENTS.get(dtype)
     if bits is None:
         return False

@@ -46,7 +46,7 @@ class Watch(ABC):
 
     async def observe(self, orders: Callable[[], Orders]) -> Observation:
         """An order that is under way says by itself what it changes."""
-        lost = await self.lost()
+        lost = await self.lost(orders().under_way)
         if lost is None and not orders().under_way:
             await self.glance()
             now = asyncio.get_running_loop().time()
@@ -58,8 +58,9 @@ class Watch(ABC):
         return self.seen(lost)
 
     @abstractmethod
-    async def lost(self) -> str | None:
-        """Why the engine cannot be had, one line; None: it can. Sets `restarted`."""
+    async def lost(self, busy: bool) -> str | None:
+        """Why the engine cannot be had, one line; None: it can. `busy`: with an order, for which it
+        may have to stop answering. Sets `restarted`."""
 
     async def glance(self) -> None:  # noqa: B027 - not every one does
         """What costs the engine nothing. Raises RuntimeFault."""

@@ -19,3 +19,11 @@ def checkpoint(folder: Path, seed: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_bytes(written(weights(seed)))
     return folder
+
+
+def adapter(folder: Path, seed: int = 7) -> Path:
+    """As far as anybody looks at it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    (folder / "adapter_model.safetensors").write_bytes(written(weights(seed)))
+    return folder

@@ -21,6 +21,7 @@ from app.conformance.tensors import (
 from app.domain.kinds import ContentPolicy, PauseMode, WeightsState
 from app.enginekit.runtime import RuntimeFault
 from app.sidecars.answers import Answer, Unreadable, field_of
+from app.sidecars.checkpoints import digest_of
 from app.sidecars.safetensors import INDEX, BadWeights, files_at, fits
 from app.sidecars.vllm.aborting import ids_for
 from app.sidecars.vllm.answers import Sleeping, flushed, metrics_of, vllm_text
@@ -36,7 +37,7 @@ from app.sidecars.vllm.belief import (
 )
 from app.sidecars.vllm.cache_sources import sources_of
 from app.sidecars.vllm.discovery import Identity
-from app.sidecars.vllm.weight_orders import by_rank, digest_of
+from app.sidecars.vllm.weight_orders import by_rank
 from tests.sidecars.checkpoints import checkpoint, weights
 
 KEEP, DISCARD, PRESERVE = PauseMode.KEEP, ContentPolicy.DISCARD, ContentPolicy.PRESERVE

@@ -29,12 +29,6 @@ def _refusal(*words: str) -> str:
     return failed.value.line
 
 
-def test_sidecars_that_are_not_there_say_so() -> None:
-    for engine in ("sglang",):
-        line = _refusal("sidecar", engine, "--url", "http://127.0.0.1:1")
-        assert f"no sidecar for {engine} yet" in line
-
-
 def test_what_is_not_safe_is_not_served(tmp_path: Path) -> None:
     base = ("sidecar", "vllm", "--url", "http://127.0.0.1:1", "--data-dir", str(tmp_path / "d"))
     assert "--token-file" in _refusal(*base)

@@ -21,7 +21,7 @@ from app.domain.weight_sources import DiskWeights
 from app.enginekit.runtime import Conclusion, Flushed, Order, RankEvidence, RuntimeFault
 from app.sidecars.answers import field_of
 from app.sidecars.carried import Carried
-from app.sidecars.checkpoints import Checkpoint, folder_of, looked_at
+from app.sidecars.checkpoints import Checkpoint, digest_of, folder_of, looked_at
 from app.sidecars.faults import remaining_s, told
 from app.sidecars.safetensors import BadWeights
 from app.sidecars.vllm.answers import updated
@@ -176,14 +176,6 @@ def by_rank(sums: Mapping[str, Any], tensor: int, pipeline: int) -> dict[int, di
         rank = dp * tensor * pipeline + pp * tensor + tp
         found.setdefault(rank, {})[parts[4]] = str(digest)
     return found
-
-
-def digest_of(sums: Mapping[str, str]) -> bytes:
-    """Over names and digests in order: equal for equal weights, whatever way they came."""
-    whole = hashlib.sha256()
-    for name, digest in sorted(sums.items()):
-        whole.update(f"{name}\0{digest}\n".encode())
-    return whole.digest()
 
 
 class CarriedFiles(Updating):

@@ -1,0 +1,1 @@
+"""SGLang, administered over its own HTTP server."""

@@ -1,0 +1,137 @@
+"""LoRA adapters, by their names."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from app.domain.commands import LoadLora, UnloadLora
+from app.domain.facts import LoraFact
+from app.domain.kinds import PauseMode
+from app.domain.operation import OperationWarning
+from app.enginekit.runtime import Conclusion, Order, RuntimeFault
+from app.sidecars.allowed import all_below
+from app.sidecars.carried import Carried
+from app.sidecars.faults import remaining_s, told
+from app.sidecars.safetensors import BadWeights, files_at
+from app.sidecars.sglang.answers import adapters_after
+from app.sidecars.sglang.engine import SglangEngine
+from app.sidecars.streams import Streams
+
+COMES_BACK = OperationWarning(
+    "LORA_COMES_BACK",
+    "the engine remembers where the adapter was, and loads it again for a request that names it",
+)
+_WEIGHTS = "adapter_model.safetensors"
+
+
+class CarriedLoad(Carried):
+    """One more than the engine has room for would push another out without a word, so that it is
+    refused."""
+
+    def __init__(self, order: Order, command: LoadLora, engine: SglangEngine) -> None:
+        super().__init__(order)
+        self._command = command
+        self._engine = engine
+        self._path = command.path
+
+    async def prepare(self) -> None:
+        command, engine = self._command, self._engine
+        if command.id:
+            raise RuntimeFault(
+                "LORA_ID_NOT_OFFERED", "the engine numbers its adapters", code="INVALID_ARGUMENT"
+            )
+        if ":" in command.name:
+            raise RuntimeFault(
+                "LORA_NAME_NOT_OFFERED",
+                "requests of this engine name adapters behind a colon: leave it out",
+                code="INVALID_ARGUMENT",
+            )
+        if command.name in engine.belief.models:
+            raise RuntimeFault(
+                "LORA_NAME_TAKEN", "a base model has this name", code="ALREADY_EXISTS"
+            )
+        self._path = str(await asyncio.to_thread(self._looked_at))
+        await engine.same()
+        names = set(await engine.adapters())
+        slots = engine.found.lora_slots
+        if slots is not None and len(names - {command.name}) >= slots:
+            raise RuntimeFault(
+                "LORA_SLOTS_FULL",
+                f"the engine has room for {slots} adapters: unload one",
+                code="RESOURCE_EXHAUSTED",
+            )
+
+    def _looked_at(self) -> Path:
+        """Blocks on the disk. Raises RuntimeFault."""
+        path = all_below(self._engine.allowed.lora_roots, self._command.path)
+        try:
+            files_at(path / _WEIGHTS)
+        except BadWeights as error:
+            raise RuntimeFault("LORA_UNFIT", str(error), code="INVALID_ARGUMENT") from error
+        return path
+
+    async def commit(self) -> None:
+        self.sent = True
+        answer = await self._engine.post(
+            "/load_lora_adapter",
+            body={"lora_name": self._command.name, "lora_path": self._path, "pinned": False},
+            within_s=remaining_s(self.order.deadline_at),
+        )
+        with told():
+            loaded = adapters_after(answer)
+        if self._command.name not in loaded or self._command.name not in await self._names():
+            raise RuntimeFault("LORA_NOT_SEEN", "the engine does not list the adapter")
+
+    async def _names(self) -> set[str]:
+        return set(await self._engine.adapters())
+
+    async def undo(self) -> None:
+        if self._command.name in await self._names():
+            body = {"lora_name": self._command.name}
+            await self._engine.post("/unload_lora_adapter", body=body)
+
+    async def conclude(self) -> Conclusion:
+        name = self._command.name
+        return Conclusion(lora=LoraFact(name, self._engine.number_of(name), self._path))
+
+
+class CarriedUnload(Carried):
+    """The engine waits for requests under the adapter, and none ends while they are frozen."""
+
+    def __init__(
+        self, order: Order, command: UnloadLora, engine: SglangEngine, streams: Streams
+    ) -> None:
+        super().__init__(order)
+        self._name = command.name
+        self._engine = engine
+        self._streams = streams
+
+    async def prepare(self) -> None:
+        engine = self._engine
+        await engine.same()
+        frozen = engine.belief.paused is PauseMode.KEEP
+        in_flight = (await engine.loads()).in_flight if frozen else 0
+        if frozen and (in_flight or self._streams.running):
+            raise RuntimeFault(
+                "LORA_IN_USE", "frozen requests may run under this adapter", retryable=True
+            )
+
+    async def commit(self) -> None:
+        self.sent = True
+        answer = await self._engine.post(
+            "/unload_lora_adapter",
+            body={"lora_name": self._name},
+            within_s=remaining_s(self.order.deadline_at),
+        )
+        with told():
+            left = adapters_after(answer)
+        if self._name in left or self._name in await self._engine.adapters():
+            raise RuntimeFault("UNLOAD_NOT_SEEN", "the engine still lists the adapter")
+
+    async def undo(self) -> None:
+        if self._name not in await self._engine.adapters():
+            raise RuntimeFault("NOT_UNDONE", "the adapter is unloaded, and not for sure everywhere")
+
+    async def conclude(self) -> Conclusion:
+        return Conclusion(warnings=(COMES_BACK,))

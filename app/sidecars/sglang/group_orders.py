@@ -1,0 +1,250 @@
+"""New weights that a trainer broadcasts, in one call or in pieces.
+
+The engine joins the trainer's process group in its scheduler, which stands still until all members
+are there, and for ever if one never comes; nothing at its server ends that wait. So a trainer has
+to listen before the engine is sent to it. The group is left at the end of each order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from app.domain.commands import UpdateWeights
+from app.domain.operation import OperationWarning, Progress
+from app.domain.tensors import TensorSpec
+from app.domain.weight_sessions import Chunk, NcclChunk, NcclTransfer
+from app.domain.weight_sources import DistributedWeights
+from app.enginekit.rendezvous import RendezvousRefused, resolved
+from app.enginekit.runtime import Conclusion, Order, RuntimeFault
+from app.sidecars.carried import Once
+from app.sidecars.checkpoints import specs_fit
+from app.sidecars.safetensors import BadWeights
+from app.sidecars.sglang.engine import SglangEngine
+from app.sidecars.sglang.weight_orders import Updating, unfit
+
+_RETRY_S = 0.25
+_CONNECT_S = 2.0
+_LEAVE_S = 5.0
+_MARGIN_S = 2.0
+_STAYS = OperationWarning(
+    "GROUP_NOT_LEFT", "the engine did not leave the trainer's group: the next one needs a new name"
+)
+
+
+class Group(Updating):
+    """`way`: where the group is, and who is in it."""
+
+    def __init__(
+        self,
+        order: Order,
+        command: UpdateWeights,
+        engine: SglangEngine,
+        way: DistributedWeights | NcclTransfer,
+    ) -> None:
+        super().__init__(order, command, engine)
+        self.way = way
+        self._address = way.address
+        self._joined = False
+        self._left = True
+
+    async def check(self) -> None:
+        """Raises RuntimeFault."""
+        await super().prepare()
+        way, why = self.way, ""
+        if not way.group:
+            why = "name the group: the engine ends over one without a name"
+        elif way.source_rank:
+            why = "the engine receives from rank 0"
+        elif not way.rank_offset:
+            why = "the trainer is rank 0, and the engine behind it"
+        elif self.command.check_finite:
+            why = "what is broadcast cannot be looked at before it is loaded"
+        if why:
+            raise RuntimeFault("TRANSFER_NOT_OFFERED", why, code="INVALID_ARGUMENT")
+        rules = self.engine.allowed.rendezvous
+        try:
+            self._address = await asyncio.to_thread(resolved, rules, way.address, way.port)
+        except RendezvousRefused as refused:
+            raise RuntimeFault(
+                "RENDEZVOUS_NOT_ALLOWED", str(refused), code="INVALID_ARGUMENT"
+            ) from refused
+
+    async def fit(self, specs: Sequence[TensorSpec], *, whole: bool) -> None:
+        """Raises RuntimeFault."""
+        try:
+            await asyncio.to_thread(specs_fit, specs, self.model, whole=whole)
+        except BadWeights as error:
+            raise unfit(error) from error
+
+    async def met(self) -> None:
+        """Whether the trainer listens where the group is to be; it is waited for. Raises
+        RuntimeFault."""
+        while True:
+            try:
+                async with asyncio.timeout(_CONNECT_S):
+                    _, writer = await asyncio.open_connection(self._address, self.way.port)
+                writer.close()
+                with suppress(OSError):
+                    await writer.wait_closed()
+                return
+            except OSError:  # TimeoutError is one
+                if self.left_s <= _MARGIN_S:
+                    raise RuntimeFault(
+                        "TRAINER_NOT_THERE",
+                        "nobody listens where the trainer was to be: the engine was not sent there",
+                        retryable=True,
+                    ) from None
+                await asyncio.sleep(_RETRY_S)
+
+    async def join(self) -> None:
+        """Raises RuntimeFault. Without an answer the scheduler may be stuck for good."""
+        way = self.way
+        self.order.report(Progress("joining"))
+        body = {
+            "master_address": self._address,
+            "master_port": way.port,
+            "rank_offset": way.rank_offset,
+            "world_size": way.world_size,
+            "group_name": way.group,
+            "backend": way.backend.value,
+        }
+        try:
+            await self.send("/init_weights_update_group", body)
+        except RuntimeFault as fault:
+            if fault.reason == "ENGINE_NOT_ANSWERING":
+                raise RuntimeFault(
+                    "GROUP_NOT_COMPLETE",
+                    "the group did not become complete: the engine waits for the other members in"
+                    " the midst of its work, and may have to be started anew",
+                ) from fault
+            raise
+        self._joined = True
+
+    async def receive(self, specs: Sequence[TensorSpec]) -> None:
+        """Never flushes: that comes once, at the end. Raises RuntimeFault."""
+        self.size_bytes += sum(spec.size_bytes for spec in specs)
+        await self.send(
+            "/update_weights_from_distributed",
+            {
+                "names": [spec.name for spec in specs],
+                "dtypes": [spec.dtype.value for spec in specs],
+                "shapes": [list(spec.shape) for spec in specs],
+                "group_name": self.way.group,
+                "selector": self.component.value,
+                "flush_cache": False,
+                "abort_all_requests": False,
+            },
+        )
+
+    async def end(self) -> None:
+        """The update is whole. Raises RuntimeFault."""
+        await self.engine.end(within_s=self.left_s)
+        if self.flushes and not await self.engine.flush():
+            raise RuntimeFault("CACHE_IN_USE", "the engine did not empty its cache")
+        await self.send(
+            "/update_weight_version",
+            # By default it ends every request that runs.
+            {"new_version": self.command.weight_version, "abort_all_requests": False},
+        )
+        await self.finish()
+        self._left = await self._leave()
+
+    async def undo(self) -> None:
+        if self._joined:
+            await self._leave()
+        await super().undo()
+
+    async def _leave(self) -> bool:
+        try:
+            body = {"group_name": self.way.group}
+            await self.engine.post("/destroy_weights_update_group", body=body, within_s=_LEAVE_S)
+        except RuntimeFault:
+            return False
+        self._joined = False
+        return True
+
+    async def conclude(self) -> Conclusion:
+        concluded = await super().conclude()
+        if self._left:
+            return concluded
+        return Conclusion(
+            evidence=concluded.evidence,
+            flushed=concluded.flushed,
+            warnings=(*concluded.warnings, _STAYS),
+        )
+
+
+class CarriedBroadcast(Group):
+    """Of all tensors in one call."""
+
+    def __init__(
+        self, order: Order, command: UpdateWeights, engine: SglangEngine, way: DistributedWeights
+    ) -> None:
+        super().__init__(order, command, engine, way)
+        self._specs = way.tensors
+
+    async def prepare(self) -> None:
+        await self.check()
+        await self.fit(self._specs, whole=self.order.replace_all)
+        await self.met()
+
+    async def commit(self) -> None:
+        await self.closed()
+        self.sent = True
+        await self.join()
+        await self.begin()
+        await self.receive(self._specs)
+        await self.end()
+
+
+class CarriedSession(Group):
+    """In pieces, under a pause of the caller's: each is in the model as soon as it has come."""
+
+    def __init__(
+        self, order: Order, command: UpdateWeights, engine: SglangEngine, way: NcclTransfer
+    ) -> None:
+        super().__init__(order, command, engine, way)
+        self._open = Once(self._begin)
+        self._chunks: dict[int, Once] = {}
+        self._specs: list[TensorSpec] = []
+
+    async def opened(self) -> None:
+        await self._open()
+
+    async def staged(self, chunk: Chunk) -> None:
+        if chunk.index not in self._chunks:
+            self._chunks[chunk.index] = Once(lambda: self._take(chunk))
+        await self._chunks[chunk.index]()
+
+    @property
+    def phases(self) -> tuple[Once, ...]:
+        return (self._open, *self._chunks.values(), *super().phases)
+
+    async def _begin(self) -> None:
+        self.engine.belief.may_update()
+        await self.check()
+        await self.met()
+        await self.closed()
+        self.sent = True
+        await self.join()
+        await self.begin()
+
+    async def _take(self, chunk: Chunk) -> None:
+        payload = chunk.payload
+        assert isinstance(payload, NcclChunk)  # the kit has compared it with the session
+        if payload.packed:
+            raise RuntimeFault(
+                "PACKED_NOT_OFFERED", "send each tensor by itself", code="INVALID_ARGUMENT"
+            )
+        await self.fit(payload.tensors, whole=False)
+        self._specs += payload.tensors
+        await self.receive(payload.tensors)
+
+    async def prepare(self) -> None:
+        """All pieces are there, and in the model."""
+        await self.fit(self._specs, whole=self.order.replace_all)
+
+    async def commit(self) -> None:
+        await self.end()
