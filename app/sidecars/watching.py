@@ -27,11 +27,13 @@ NONE_YET = Orders(begun=0, under_way=False)
 
 class Watch(ABC):
     """`restarted` is set when another process answers, or the engine behind it was started anew.
-    `look_s`: how often the engine itself is asked."""
+    `look_s`: how often the engine itself is asked. `busy`: with an order, for which it may have to
+    stop answering."""
 
     def __init__(self, look_s: float) -> None:
         self._look_s = look_s
         self._looked_at = float("-inf")
+        self.busy = False
         self._doubted = False
         self._group = 0
         self.restarted = asyncio.Event()
@@ -46,7 +48,8 @@ class Watch(ABC):
 
     async def observe(self, orders: Callable[[], Orders]) -> Observation:
         """An order that is under way says by itself what it changes."""
-        lost = await self.lost(orders().under_way)
+        self.busy = orders().under_way
+        lost = await self.lost()
         if lost is None and not orders().under_way:
             await self.glance()
             now = asyncio.get_running_loop().time()
@@ -58,9 +61,8 @@ class Watch(ABC):
         return self.seen(lost)
 
     @abstractmethod
-    async def lost(self, busy: bool) -> str | None:
-        """Why the engine cannot be had, one line; None: it can. `busy`: with an order, for which it
-        may have to stop answering. Sets `restarted`."""
+    async def lost(self) -> str | None:
+        """Why the engine cannot be had, one line; None: it can. Sets `restarted`."""
 
     async def glance(self) -> None:  # noqa: B027 - not every one does
         """What costs the engine nothing. Raises RuntimeFault."""

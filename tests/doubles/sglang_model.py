@@ -285,13 +285,14 @@ class Sglang:
         self._in_session("update_weights_from_tensor")
         if not payloads or load_format is not None:
             raise Death("no payload of this rank")
-        if payloads[0] in self.payloads:
-            raise Death("its shared memory is gone")
-        self.payloads.add(payloads[0])
         try:
             tensors = tensors_in(payloads[0])
+            shared = b"rebuild_storage_filename" in base64.b64decode(payloads[0])
         except Exception as error:
             raise Death(str(error)) from error
+        if shared and payloads[0] in self.payloads:
+            raise Death("its shared memory is gone")
+        self.payloads.add(payloads[0])
         self._load(tensors)
         self._flushed(flush)
         return f"Success{self._named(version)}"
@@ -425,7 +426,18 @@ class _Storages(pickle.Unpickler):
             return _content
         if (module, name) == ("torch._utils", "_rebuild_tensor"):
             return lambda storage, _offset, size, _stride: (storage, size)
+        if module == "torch.multiprocessing.reductions":
+            return _REDUCED[name]
+        if module in ("torch", "torch.storage"):
+            return tuple if name == "Size" else name
         raise RuntimeError(f"Blocked unsafe global ({module}.{name})")
+
+
+_REDUCED: dict[str, Any] = {
+    "rebuild_tensor": lambda _, storage, meta: (storage, meta[1]),
+    "rebuild_typed_storage": lambda storage, dtype: (dtype, storage),
+    "rebuild_storage_filename": lambda _, __, handle, ___: handle,
+}
 
 
 class _Names(pickle.Unpickler):

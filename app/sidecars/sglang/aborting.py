@@ -26,9 +26,16 @@ async def abort(
     mine = streams.mine(wanted)
     outcomes = {name: streams.outcome_of_others(name) for name in wanted if name not in mine}
     unknown = [name for name, outcome in outcomes.items() if outcome is None]
-    for name in unknown:
-        await engine.post("/abort_request", body={"rid": name})
-    outcomes |= dict.fromkeys(unknown, AbortOutcome.UNVERIFIED)
+    if unknown:
+        # Nothing but what came through here: then it cannot have them. A pause holds others back
+        # where they are not counted.
+        alone = (await engine.loads()).in_flight <= len(streams.running)
+        if alone and engine.belief.paused is None:
+            outcomes |= dict.fromkeys(unknown, AbortOutcome.NOT_FOUND)
+        else:
+            for name in unknown:
+                await engine.post("/abort_request", body={"rid": name})
+            outcomes |= dict.fromkeys(unknown, AbortOutcome.UNVERIFIED)
     await streams.end(mine.values(), message)
     ended = {
         name: AbortOutcome.ABORTED if stream.aborted else AbortOutcome.ALREADY_FINISHED

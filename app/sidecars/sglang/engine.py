@@ -55,9 +55,9 @@ class SglangEngine:
         notes: Notes,
         model_path: Path | None = None,
     ) -> SglangEngine:
-        """Take over from whoever had the engine before. `model_path`: where its model is seen, if it
-        does not say so itself. Raises RuntimeFault, OSError; ValueError: the notes are damaged, and
-        what they knew may matter."""
+        """Take over from whoever had the engine before. `model_path`: where its model is seen,
+        if it does not say so itself. Raises RuntimeFault, OSError; ValueError: the notes are
+        damaged, and what they knew may matter."""
         document = notes.read()
         belief = None if document is None else Belief.of(document, found.identity)
         with told():

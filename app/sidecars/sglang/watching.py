@@ -47,7 +47,7 @@ class SglangWatch(Watch):
     def adapters(self) -> frozenset[str]:
         return frozenset(one.name for one in self._loras)
 
-    async def lost(self, busy: bool) -> str | None:
+    async def lost(self) -> str | None:
         http = self._engine.http
         try:
             model_info(await http.read("/model_info"))
@@ -60,7 +60,7 @@ class SglangWatch(Watch):
             return str(error)
         now = asyncio.get_running_loop().time()
         due = now >= self._asked_at + self._look_s or self._silent_since is not None
-        if self._was_gone or (due and not busy and not self._engine.exporting):
+        if self._was_gone or (due and not self.busy and not self._engine.exporting):
             return await self._ask(now)
         return None
 

@@ -23,7 +23,7 @@ class VllmWatch(Watch):
         self._engine = engine
         self._loras: tuple[LoraFact, ...] = ()
 
-    async def lost(self, busy: bool) -> str | None:  # noqa: ARG002
+    async def lost(self) -> str | None:
         http = self._engine.http
         try:
             health = await http.get("/health")

@@ -57,7 +57,7 @@ async def _options(tmp_path: Path) -> AsyncIterator[Options]:
             weights=str(new),
             weights_copy=new,
             lora=str(adapter(root / "adapter")),
-            places=Places(scratch=root / "scratch"),
+            places=Places(scratch=root / "scratch", shared_prefix="chadburn-"),
             patience_s=30.0,
         )
 

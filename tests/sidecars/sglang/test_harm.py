@@ -32,7 +32,9 @@ async def unhurt(it: Served) -> None:
     assert await it.generates()
 
 
-def inline(*tensors: tuple[str, tuple[int, ...], bytes], dtype: int = FLOAT32) -> pb.TensorWeights:
+def inline(
+    *tensors: tuple[str, tuple[int, ...], bytes], dtype: pb.TensorDtype.ValueType = FLOAT32
+) -> pb.TensorWeights:
     return pb.TensorWeights(
         inline=pb.InlineWeights(
             tensors=[
