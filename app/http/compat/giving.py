@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from app.auth.principal import Principal
 from app.auth.requires import Gate, Need
+from app.backends.port import Discovery
 from app.domain.capabilities import Capabilities
 from app.domain.commands import Command
 from app.domain.engine import Engine
@@ -88,13 +89,17 @@ class CompatCall:
         return f"{self.layer.product} endpoint {self.name}"
 
     async def facts(self) -> EngineFacts:
+        """As `discovered`."""
+        return (await self.discovered()).facts
+
+    async def discovered(self) -> Discovery:
         """Read now. Raises EngineUnreachable, also where only what stands before the engine
         answers; EngineFault, TooManyEngineReads."""
         with self.house.round_trips.one_more(self.engine.id):
             found = await self.house.fleet.discover(self.engine.id)
         if found.failed:
             raise EngineUnreachable("the engine has ended or does not answer")
-        return found.facts
+        return found
 
     async def need(self, scope: Scope) -> None:
         """For what only some calls of an endpoint do. Raises InsufficientScope."""

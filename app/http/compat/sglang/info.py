@@ -28,13 +28,13 @@ def rank_asked(asked: Asked) -> int | None:
 
 
 async def model_info(call: CompatCall, _: None) -> Mapping[str, Any]:
-    found = await call.house.fleet.discover(call.engine.id)
+    found = await call.discovered()
     return _model(found)
 
 
 async def server_info(call: CompatCall, _: None) -> Mapping[str, Any]:
     """Flat, with one of `internal_states` for each data-parallel rank."""
-    found = await call.house.fleet.discover(call.engine.id)
+    found = await call.discovered()
     shape = _part(found.info, "parallelism")
     room = _part(found.info, "capacity")
     replicas = _size(shape, "data_parallel_size")
@@ -58,7 +58,7 @@ async def server_info(call: CompatCall, _: None) -> Mapping[str, Any]:
 
 
 async def models(call: CompatCall, _: None) -> Mapping[str, Any]:
-    found = await call.house.fleet.discover(call.engine.id)
+    found = await call.discovered()
     made = int(call.house.clock.now().timestamp())
     served = [
         _listed(

@@ -1,0 +1,140 @@
+"""The endpoints in front of a sidecar that speaks SGLang's own HTTP: the same words on both sides,
+and the ledger in between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.doubles.sglang_http import SglangDouble
+from tests.doubles.sglang_trainers import areal, nemo_rl, slime_on_the_same_devices, verl
+from tests.doubles.trainers import Step, Wire
+from tests.http.gateway import ENGINE_ID, gateway
+from tests.sidecars.checkpoints import checkpoint
+from tests.sidecars.sglang.running import asked, served, trainer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
+
+
+@dataclass
+class Beside:
+    sglang: SglangDouble
+    http: httpx2.AsyncClient
+    weights: Path
+    adapter: Path
+
+    async def does(self, path: str, body: Any = None) -> Any:
+        answer = await self.http.post(path, **({} if body is None else {"json": body}))
+        assert answer.status_code == 200, answer.text
+        return answer.json() if answer.headers.get("content-type") else answer.text
+
+    async def reads(self, path: str) -> Any:
+        return (await self.http.get(path)).raise_for_status().json()
+
+    def step(self, number: int) -> Step:
+        path = checkpoint(self.weights / str(number), number)
+        return Step(f"step-{number}", [{"model_path": str(path)}])
+
+
+@pytest.fixture
+async def beside(tmp_path: Path) -> AsyncIterator[Beside]:
+    compat = {"layer": "sglang", "engines": (ENGINE_ID,)}
+    async with (
+        served(tmp_path) as it,
+        gateway(tmp_path / "gateway", registered=False, compat=(compat,)) as gate,
+    ):
+        address = it.sidecar.admin_address
+        body = {"id": ENGINE_ID, "members": [{"rank": 0, "admin": address, "control": address}]}
+        made = await gate.http.post("/v1/engines", json=body, headers=gate.auth())
+        assert made.status_code == 201, made.text
+        await gate.rooms.fleet.discover(ENGINE_ID)
+        url = f"{gate.url}/compat/sglang/{ENGINE_ID}/"
+        async with httpx2.AsyncClient(base_url=url, headers=gate.auth(), timeout=60) as http:
+            yield Beside(it.sglang, http, it.root, it.adapter)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_trainers(beside: Beside, times: int) -> None:
+    wire = Wire(beside.http, times)
+    await areal(wire, [beside.step(3), beside.step(4)])
+    await slime_on_the_same_devices(wire, beside.step(5))
+    assert await beside.reads("get_weight_version") == {"weight_version": "step-5"}
+    assert await verl(wire, beside.step(6)) == [403, 403]
+    assert await beside.reads("get_weight_version") == {"weight_version": "step-6"}
+    await nemo_rl(wire)
+    # This engine keeps no copy of weights that it gives up: they come first, and then it serves.
+    assert (await beside.http.get("ready")).status_code == 503
+    body = {**beside.step(7).pieces[0], "weight_version": "step-7"}
+    await beside.does("update_weights_from_disk", body)
+    assert (await beside.http.get("ready")).status_code == 200
+    assert not beside.sglang.model.dead
+
+
+async def test_requests_adapters_and_what_it_is(beside: Beside) -> None:
+    running = [await asked(beside.sglang, name) for name in ("a", "b")]
+    assert await beside.does("abort_request", {"rid": "a"}) == ""
+    assert await running[0] == "abort"
+    assert await beside.does("abort_request", {"abort_all": True}) == ""
+    assert await running[1] == "abort"
+    assert await beside.does("flush_cache?timeout=5") == "Cache flushed.\n"
+    told = await beside.does(
+        "load_lora_adapter", {"lora_name": "one", "lora_path": str(beside.adapter)}
+    )
+    assert told["loaded_adapters"] == {"one": str(beside.adapter)}
+    assert [one["id"] for one in (await beside.reads("v1/models"))["data"]][-1] == "one"
+    await beside.does("unload_lora_adapter", {"lora_name": "one"})
+    info = await beside.reads("server_info")
+    assert (info["tp_size"], info["disaggregation_mode"]) == (1, "null")
+
+
+async def test_what_would_end_the_engine_does_not(beside: Beside) -> None:
+    for _ in range(2):
+        assert await beside.does("resume_memory_occupation", {}) is None
+    await beside.does("release_memory_occupation", {"tags": ["kv_cache"]})
+    assert await beside.does("resume_memory_occupation", {"tags": ["weights"]}) is None
+    assert await beside.does("resume_memory_occupation", {}) is None
+    bad = beside.weights / "bad"
+    bad.mkdir()
+    (bad / "model.safetensors").write_bytes(b"\x80garbage")
+    for path, body in (
+        ("update_weights_from_disk", {"model_path": str(bad)}),
+        ("update_weights_from_disk", {"model_path": str(bad), "load_format": "bogus"}),
+        ("update_weights_from_disk", {"model_path": "/no/such"}),
+        ("init_weights_update_group", {
+            "master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 2,
+            "group_name": "", "backend": "gloo",
+        }),
+        ("start_profile", {"output_dir": "/proc/nope"}),
+    ):  # fmt: skip
+        refused = await beside.http.post(path, json=body)
+        assert refused.status_code == 400, (path, refused.text)
+    assert (await beside.http.post("start_expert_distribution_record")).status_code == 403
+    assert (await beside.http.get("ready")).status_code == 200
+    assert not beside.sglang.model.dead
+
+
+async def test_a_trainer_that_is_there_when_the_update_begins(beside: Beside) -> None:
+    async with trainer(beside.sglang) as port:
+        group = {"master_address": "127.0.0.1", "master_port": str(port), "rank_offset": 1}
+        named = {**group, "world_size": 2, "group_name": "g", "backend": "gloo"}
+        await beside.does("init_weights_update_group", named)
+        await beside.does("pause_generation", {})
+        spec = {"names": ["model.norm.weight"], "dtypes": ["bfloat16"], "shapes": [[64]]}
+        wrong = await beside.http.post(
+            "update_weights_from_distributed", json={**spec, "group_name": "other"}
+        )
+        assert wrong.status_code == 400
+    assert not beside.sglang.model.dead
+
+
+async def test_a_sidecar_does_not_answer_for_an_engine_that_has_ended(beside: Beside) -> None:
+    await beside.does("pause_generation", {})
+    assert (await beside.http.get("health")).status_code == 200
+    await beside.sglang.stop()
+    for path in ("health", "ready", "get_weight_version", "model_info"):
+        assert (await beside.http.get(path)).status_code == 503, path
