@@ -11,6 +11,7 @@ COPY constraints/pins.txt constraints/pins.txt
 COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY proto proto
 COPY migrations migrations
+COPY static static
 COPY app app
 RUN python -m venv /opt/chadburn \
  && /opt/chadburn/bin/pip wheel --no-deps -w /wheels .

@@ -21,6 +21,7 @@ from app.auth.policy.rules import Permit
 from app.auth.principal import Principal, PrincipalKind
 from app.auth.sessions.desk import SessionDesk
 from app.auth.sessions.kept import Visitor
+from app.auth.sessions.places import BACKGROUND_HEADER
 from app.auth.tokens.bearer import DPOP, token_with_scheme
 from app.auth.tokens.dpop import Shown
 from app.auth.tokens.errors import PermissionDenied, ProofInvalid, TokenMissing
@@ -199,7 +200,7 @@ async def caller_by_session(
 ) -> Principal | None:
     """Whoever is logged in in this browser; None: it shows no session. `going_on`: for an answer
     that has begun already, which shows nobody at work; nor does a stream, which browsers open again
-    by themselves.
+    by themselves, or what a page asks again and again.
 
     Raises SessionEnded, CrossSiteRefused, TokenInvalid, IssuerUnavailable, LedgerUnavailable.
     """
@@ -209,7 +210,8 @@ async def caller_by_session(
     request.state.actor = session.actor  # for the audit, if it is refused from here on
     desk.place.refuse_cross_site(request.method, request.headers)
     streams = any("text/event-stream" in kind for kind in request.headers.getlist("accept"))
-    in_use = not going_on and not streams
+    by_itself = bool(request.headers.getlist(BACKGROUND_HEADER))
+    in_use = not going_on and not streams and not by_itself
     return await desk.principal(session, visitor_of(request), in_use=in_use)
 
 

@@ -26,6 +26,7 @@ from app.http.route import EdgeRoute, RouteFound, refuse_undeclared, route_at
 from app.http.routers import (
     adapters,
     audit,
+    dashboard,
     discovery,
     engines,
     events,
@@ -60,6 +61,7 @@ _ROUTERS = (
     login.brought,
     login.by_issuers,
     session_page.router,
+    dashboard.router,
     health.router,
     problem_pages.router,
 )

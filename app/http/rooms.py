@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, cast
+from urllib.parse import urlsplit
 
 from fastapi import Depends, Path
 from starlette.requests import Request
@@ -23,6 +24,7 @@ from app.http.allowances import Allowances
 from app.http.closing import Closing
 from app.http.compat.announcements import Announcements
 from app.http.compat.exposures import Exposures
+from app.http.dashboard import DashboardFiles, dashboard_files
 from app.http.refusals import TooManyStreams
 from app.http.roster import Roster
 from app.http.tail import Tail
@@ -127,10 +129,16 @@ class Rooms:
     exposures: Exposures = field(default_factory=Exposures)
     """Of engines' own endpoints."""
     announcements: Announcements = field(default_factory=Announcements)
+    dashboard: DashboardFiles = field(default_factory=dashboard_files)
 
 
 def rooms_of(request: Request) -> Rooms:
     return cast("Rooms", request.state.rooms)
+
+
+def prefix_of(rooms: Rooms) -> str:
+    """Of all paths of the gateway as callers see them; empty, or with a slash at its front."""
+    return urlsplit(rooms.edge.base_url).path.rstrip("/")
 
 
 async def _engine_of(

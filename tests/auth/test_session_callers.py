@@ -85,6 +85,7 @@ async def test_what_shows_nobody_at_work_keeps_no_session_from_being_idle(
         assert await caller_by_session(house.desk, asked, going_on=True)
         assert await READ.again(asked)
     await READ.admit(stream)
+    await READ.admit(request(gate, cookie, ("x-chadburn-background", "1")))
 
     async def seen_at() -> float:
         session = await house.desk.found([cookie[1]])

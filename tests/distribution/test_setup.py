@@ -15,6 +15,7 @@ INPUTS = (
     "constraints/pins.txt",
     "constraints/canaille.txt",
     "tests/idp/package-lock.json",
+    "tests/browser/package-lock.json",
 )
 # What the script itself calls, beside Python.
 TOOLS = ("bash", "cat", "dirname", "flock", "git", "id", "mktemp", "rm")

@@ -39,6 +39,9 @@ def test_contents(wheel: Path) -> None:
     assert {f"app/_migrations/versions/{name}" for name in migrations} <= names
     assert "app/_migrations/env.py" in names
     assert "app/_proto/openengine/v1/admin.proto" in names
+    static = ROOT / "static"
+    dashboard = {str(p.relative_to(static)) for p in static.rglob("*") if p.is_file()}
+    assert {f"app/_static/{name}" for name in dashboard} <= names
     outside = {n for n in names if not n.startswith(("app/", "chadburn-"))}
     assert outside == set()
     assert not [n for n in names if n.endswith((".binpb", ".pyc"))]

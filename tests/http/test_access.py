@@ -44,8 +44,12 @@ LOGIN = {
     "/auth/page.js",
     "/auth/logout",
     "/auth/backchannel-logout",
+    "/ui",
+    "/ui/",
+    "/ui/{place:path}",
+    "/ui/assets/{digest}/{path:path}",
 }
-"""Open too: see test_browser_login and test_browser_attacks."""
+"""Open too: see test_browser_login, test_browser_attacks and test_dashboard."""
 NEEDS = {
     ("GET", "/v1/engines"): "admin:read",
     ("POST", "/v1/engines"): "admin:engines",

@@ -133,7 +133,7 @@ async def test_logging_out_here_and_at_the_issuer(tmp_path: Path, provider: Real
         assert asked["client_id"] == [RENEWED]
         assert await leave_provider(browser, url) == f"{PUBLIC}/"
         front = await browser.come_back(f"{PUBLIC}/")
-        assert (front.status_code, front.headers["location"]) == (303, "/auth/")
+        assert (front.status_code, front.headers["location"]) == (303, "/ui/")
         again = await browser.issuers.get(await browser.begin(provider.issuer))
         asked_again = (await followed(browser, again)).text
         assert 'name="login"' in asked_again

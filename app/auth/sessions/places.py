@@ -11,6 +11,8 @@ from app.auth.sessions.errors import CrossSiteRefused, ReturnRefused
 
 REQUEST_HEADER = "X-Requested-With"
 REQUEST_HEADER_VALUE = "chadburn"
+BACKGROUND_HEADER = "X-Chadburn-Background"
+"""Whatever its value: a page asks by itself, and it shows nobody at work."""
 SESSION_PAGE = "/auth/session"
 FRONT = "/"
 HOME = "/auth/"

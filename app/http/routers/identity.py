@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter
@@ -13,7 +13,8 @@ from starlette.responses import JSONResponse, Response
 
 from app.auth.policy.rules import Grant, Permit
 from app.auth.principal import PrincipalKind
-from app.auth.requires import Public, permit_of
+from app.auth.requires import Gate, Public, permit_of
+from app.domain.kinds import OperationKind
 from app.domain.scopes import Scope
 from app.domain.selectors import Selector
 from app.http.refusals import NotThere
@@ -61,10 +62,14 @@ class MeDocument(BaseModel):
         "fit it"
     )
     expires_at: datetime
+    read_only: bool = Field(description="This gateway takes no orders and changes at present")
+    reason_required: list[OperationKind] = Field(
+        description="Orders that the policy takes with a `reason` only"
+    )
 
     @classmethod
-    def of(cls, permit: Permit) -> MeDocument:
-        who = permit.caller
+    def of(cls, permit: Permit, gate: Gate) -> MeDocument:
+        who, policy = permit.caller, gate.policy.policy
         grants = permit.grants
         if grants is None:
             grants = (Grant("", permit.scopes(), Selector()),)
@@ -82,6 +87,8 @@ class MeDocument(BaseModel):
                 for grant in grants
             ],
             expires_at=who.expires_at,
+            read_only=gate.read_only,
+            reason_required=[] if policy is None else sorted(policy.require_reason),
         )
 
 
@@ -111,7 +118,7 @@ def metadata_url(base_url: str) -> str:
 @router.get("/v1/me", response_model=MeDocument, responses=problems())
 async def read_me(who: MayAdminister, request: Request) -> Response:
     """The caller, as its token describes it, and what the policy leaves of its scopes."""
-    return reply(MeDocument.of(permit_of(request)))
+    return reply(MeDocument.of(permit_of(request), cast("Gate", request.state.gate)))
 
 
 @router.get(METADATA_PATH, response_model=ResourceDocument, dependencies=[Public])

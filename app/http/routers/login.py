@@ -21,6 +21,7 @@ from app.http.refusals import MediaTypeRefused, NotThere
 from app.http.replies import problem_entry, reply
 from app.http.rooms import House, Rooms
 from app.http.route import EdgeRoute, PageRoute
+from app.http.routers.dashboard import DASHBOARD
 
 LOGOUT, BACKCHANNEL = "/auth/logout", "/auth/backchannel-logout"
 _FORM = "application/x-www-form-urlencoded"
@@ -73,7 +74,8 @@ class LogoutDocument(BaseModel):
 async def show_front(house: House) -> Response:
     """Where issuers send the browser after a logout."""
     _, desk = _login_of(house)
-    return RedirectResponse(f"{desk.place.prefix}{HOME}", 303)
+    there = DASHBOARD if house.dashboard.shell else HOME
+    return RedirectResponse(f"{desk.place.prefix}{there}", 303)
 
 
 @for_people.get(LOGIN)

@@ -1,0 +1,151 @@
+// What is known of the engines and of the operations under way: from the stream's snapshot, kept up
+// by its events, and by looking at the engines again, of whose health no events tell.
+import { all, get } from "./api.js";
+import { session } from "./session.js";
+import { connection, stream } from "./stream.js";
+import { Store } from "./store.js";
+
+const LOOK_MS = 4_000;
+const SETTLE_MS = 120;
+const KEPT = 500;
+
+/**
+ * `engines`, `operations`: by id. `seenAt`: when the engines were read last, ms; null: not yet.
+ * `problem`: why they can't be read now.
+ */
+export const fleet = new Store({ engines: new Map(), operations: new Map(), seenAt: null, problem: null });
+
+const readers = new Set();
+const due = { operations: new Set(), engines: new Set(), timer: 0 };
+let looking = 0;
+
+export function beginFleet() {
+  stream.listen(hear);
+  document.addEventListener("visibilitychange", () => !document.hidden && lookAgain());
+  connection.subscribe(({ state }) => state === "live" && lookAgain());
+  stream.open();
+}
+
+/** `reader(event)` of each ledger event as it happens. Gives the way to stop. */
+export function onEvent(reader) {
+  readers.add(reader);
+  return () => readers.delete(reader);
+}
+
+/** An operation that was read or ordered elsewhere is known from now on. */
+export function learn(operation) {
+  const known = fleet.value.operations.get(operation.id);
+  if (known && known.sequence > operation.sequence) return;
+  putOperations([operation]);
+}
+
+export function learnEngine(engine) {
+  putEngines([engine]);
+}
+
+function hear({ type, data }) {
+  if (type === "snapshot") {
+    begin(data);
+    for (const reader of [...readers]) reader({ type: "snapshot", data: {} });
+    return;
+  }
+  if (type === "reset") return; // the snapshot behind it replaces all
+  apply(type, data);
+  for (const reader of [...readers]) reader(data);
+}
+
+function begin({ engines, operations }) {
+  const open = new Map(operations.map((one) => [one.id, one]));
+  const known = [...fleet.value.operations.values()].filter((one) => !open.has(one.id));
+  // What was open and is so no more has ended meanwhile; how, has to be asked.
+  const ended = known.filter((one) => !one.done);
+  fleet.set({
+    engines: new Map(engines.map((one) => [one.id, one])),
+    operations: new Map([...known, ...open.values()].map((one) => [one.id, one])),
+    seenAt: Date.now(),
+    problem: null,
+  });
+  for (const one of ended) readSoon(one.id, one.engine);
+}
+
+function apply(type, event) {
+  const known = fleet.value.operations.get(event.operation);
+  const change = known && changed(type, known, event);
+  if (change) putOperations([{ ...known, ...change, sequence: event.sequence }]);
+  if (!change || !["progress", "rank"].includes(type)) {
+    readSoon(event.operation, event.engine);
+  }
+}
+
+function readSoon(operation, engine) {
+  due.operations.add(operation);
+  due.engines.add(engine);
+  clearTimeout(due.timer);
+  due.timer = setTimeout(readDue, SETTLE_MS);
+}
+
+function changed(type, operation, { sequence, data }) {
+  if (sequence <= operation.sequence) return {};
+  if (type === "progress") return { progress: data };
+  if (type === "rank") {
+    const others = operation.ranks.filter((one) => one.rank !== data.rank);
+    return { ranks: [...others, data].sort((a, b) => a.rank - b.rank) };
+  }
+  return null;
+}
+
+async function readDue() {
+  const [operations, engines] = [[...due.operations], [...due.engines]];
+  due.operations.clear();
+  due.engines.clear();
+  const quietly = (path) => get(path, { background: true }).catch(() => null);
+  const [read, looked] = await Promise.all([
+    Promise.all(operations.map((id) => quietly(`v1/operations/${encodeURIComponent(id)}`))),
+    Promise.all(engines.map((id) => quietly(`v1/engines/${encodeURIComponent(id)}`))),
+  ]);
+  for (const operation of read) if (operation) learn(operation);
+  putEngines(looked.filter(Boolean));
+}
+
+function putOperations(some) {
+  const operations = new Map(fleet.value.operations);
+  for (const one of some) operations.set(one.id, one);
+  // A window that stays open for days need not know all that ever ended.
+  for (const one of operations.values()) {
+    if (operations.size <= KEPT) break;
+    if (one.done) operations.delete(one.id);
+  }
+  fleet.patch({ operations });
+}
+
+function putEngines(some) {
+  if (!some.length) return;
+  const engines = new Map(fleet.value.engines);
+  for (const one of some) engines.set(one.id, one);
+  fleet.patch({ engines });
+}
+
+/** Read the engines now, and from then on every few seconds while somebody looks. */
+export async function lookAgain() {
+  clearTimeout(looking);
+  if (document.hidden || session.value.phase !== "in" || connection.value.state === "paused") return;
+  try {
+    const found = await all("v1/engines", { background: true });
+    fleet.patch({ engines: kept(found), seenAt: Date.now(), problem: null });
+  } catch (problem) {
+    fleet.patch({ problem });
+  }
+  clearTimeout(looking);
+  looking = setTimeout(lookAgain, LOOK_MS);
+}
+
+/** What is as it was stays the same object, so that it is not drawn again. */
+function kept(found) {
+  const before = fleet.value.engines;
+  return new Map(
+    found.map((one) => {
+      const known = before.get(one.id);
+      return [one.id, known && JSON.stringify(known) === JSON.stringify(one) ? known : one];
+    }),
+  );
+}

@@ -1,0 +1,73 @@
+// What an order would do: asked of the gateway with `dry_run` while the form is filled in.
+import { call } from "../core/api.js";
+import { html, useCallback, useEffect, useState } from "../core/html.js";
+import { refusedFor } from "../core/session.js";
+import { OperationLink } from "../parts/bits.js";
+import { Icon } from "../parts/icons.js";
+import { Field } from "./fields.js";
+import { atFull } from "../core/time.js";
+
+const SETTLE_MS = 350;
+
+/** `body` null: there is nothing to ask yet. `seen`: what else the answer depends on. */
+export function usePlan(body, method, path, seen) {
+  const [state, setState] = useState({ plan: null, problem: null, of: null });
+  const [round, setRound] = useState(0);
+  const key = JSON.stringify([body, path, seen]);
+  useEffect(() => {
+    if (!body) return undefined;
+    const stop = new AbortController();
+    const timer = setTimeout(async () => {
+      // A session that has ended is said over the form; the plan is asked for again after it.
+      try {
+        const answer = await call(method, path, { body: { ...body, dry_run: true }, signal: stop.signal });
+        setState({ plan: answer.body, problem: null, of: key });
+      } catch (problem) {
+        if (problem.name !== "AbortError") setState({ plan: null, problem, of: key });
+      }
+    }, SETTLE_MS);
+    return () => {
+      clearTimeout(timer);
+      stop.abort();
+    };
+  }, [key, round]);
+  const again = useCallback(() => setRound((number) => number + 1), []);
+  const current = body && state.of === key;
+  return { plan: current ? state.plan : null, problem: current ? state.problem : null, asking: Boolean(body) && !current, again };
+}
+
+export function Plan({ plan, problem, lacks, values, change, me, engine }) {
+  return html`<section class="plan ${problem ? "refused" : ""}" aria-live="polite" aria-label="What it will do">
+    ${lacks
+      ? html`<p class="dim">${lacks}</p>`
+      : problem
+        ? html`<${Refused} problem=${problem} values=${values} change=${change} me=${me} engine=${engine} again=${plan.again} />`
+        : plan.plan
+          ? html`<${Told} plan=${plan.plan} />`
+          : html`<p class="dim">${plan.asking ? "Checking what it would do …" : ""}</p>`}
+  </section>`;
+}
+
+function Told({ plan }) {
+  return html`<p class="effect"><${Icon} name="check" /> ${plan.effect}</p>
+    <p class="small dim">${plan.revision === null || plan.revision === undefined
+      ? "The engine has no revision to check it against."
+      : `Checked against revision ${plan.revision}${plan.revision_source === "gateway" ? ", which the gateway keeps: other clients of the engine are not held off by it" : ""}.`}
+      ${plan.would === "queue" && html`${" "}It waits in line, number ${plan.queue_position}.`}
+      ${" "}Ends by itself after ${Math.round(plan.deadline_ms / 6000) / 10} min at most.</p>`;
+}
+
+function Refused({ problem, values, change, me, engine, again }) {
+  const busy = problem.reason === "ENGINE_BUSY";
+  const frozen = problem.reason === "ENGINE_FROZEN";
+  const mayOverride = frozen && !refusedFor(me, "admin:engines", engine);
+  return html`<p class="effect"><${Icon} name="alert" /> ${problem.title}</p>
+    <p>${problem.detail}</p>
+    ${problem.errors.map((one, index) => html`<p class="small" key=${index}><code>${one.pointer ?? one.parameter}</code> ${one.detail}</p>`)}
+    ${problem.operation && html`<p>Under way: <${OperationLink} id=${problem.operation} /></p>`}
+    ${frozen && engine.frozen && html`<p>${engine.frozen.reason} (until ${atFull(engine.frozen.until)})</p>`}
+    ${busy && html`<${Field} id="order-queue-now" value=${values.queue} onChange=${(value) => change("queue", value)} field=${{ type: "flag", label: "Wait in line behind it" }} />`}
+    ${mayOverride && html`<${Field} id="order-override" value=${values.override} onChange=${(value) => change("override", value)} field=${{ type: "flag", label: "Order it in spite of the freeze; that is written down" }} />`}
+    ${(problem.retryable || problem.status === 0) && !busy && html`<button type="button" onClick=${again}>Check again</button>`}
+    <p class="small dim">${problem.reason}</p>`;
+}

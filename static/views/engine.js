@@ -1,0 +1,135 @@
+// One engine: what it says of itself, and the orders that it takes.
+import { get } from "../core/api.js";
+import { fleet, learnEngine, onEvent } from "../core/fleet.js";
+import { html, useEffect, useMemo } from "../core/html.js";
+import { HOME, to } from "../core/place.js";
+import { route, setQuery } from "../core/router.js";
+import { refusedFor, session } from "../core/session.js";
+import { useStore } from "../core/store.js";
+import { atFull } from "../core/time.js";
+import { GROUPS, ORDERS, named } from "../orders/catalogue.js";
+import { OrderDialog } from "../orders/dialog.js";
+import { Action, Age, Copy, Facts, Labels, Progress } from "../parts/bits.js";
+import { OperationState } from "../parts/badge.js";
+import { Condition, STALE_MS, conditionOf } from "../parts/condition.js";
+import { useLoad } from "../parts/load.js";
+import { OperationTable } from "../parts/operations.js";
+import { Empty, Failure, Loading, Note } from "../parts/states.js";
+import { title, words } from "../parts/words.js";
+import { Adapters, Capabilities, KvEventSources, Profiles, Ranks } from "./engine_parts.js";
+import { Weights } from "./fleet.js";
+import { LoadChart } from "./load_chart.js";
+import { useTitle } from "./title.js";
+
+export function EnginePage({ id }) {
+  useTitle(id);
+  const engine = useStore(fleet, (value) => value.engines.get(id));
+  const path = `v1/engines/${encodeURIComponent(id)}`;
+  const [{ data, problem }, again] = useLoad(async (signal) => {
+    const read = await get(path, { signal });
+    learnEngine(read);
+    return read;
+  }, id);
+  const shown = engine ?? data;
+  if (!shown) {
+    return html`<${Crumbs} /><h1>${id}</h1>${problem
+      ? html`<${Failure} problem=${problem} retry=${again} title=${problem.status === 404 ? "There is no such engine, or none that you may see" : undefined} />`
+      : html`<${Loading} what="Reading the engine" />`}`;
+  }
+  const gone = problem?.status === 404;
+  return html`<${Crumbs} />${gone && html`<${Note}>This engine is no longer registered.<//>`}<${Engine} engine=${shown} />`;
+}
+
+function Crumbs() {
+  return html`<nav class="crumbs" aria-label="Where you are"><a href=${HOME}>Fleet</a></nav>`;
+}
+
+function Engine({ engine }) {
+  const { query } = useStore(route);
+  const me = useStore(session, (value) => value.me);
+  const ordering = query.get("order");
+  const preset = useMemo(() => (query.get("name") ? { name: query.get("name") } : {}), [ordering]);
+  const condition = conditionOf(engine);
+  const { facts } = engine;
+  const path = `v1/engines/${encodeURIComponent(engine.id)}`;
+  const [capabilities] = useLoad((signal) => get(`${path}/capabilities`, { signal }), `${engine.id} ${facts?.instance_id}`);
+  const [info] = useLoad((signal) => get(`${path}/info`, { signal }), `${engine.id} ${engine.revision}`);
+  return html`<div class="head"><h1>${engine.id}</h1><${Condition} engine=${engine} /><${Labels} labels=${engine.labels} /></div>
+    <p class="dim why">${condition.why} Seen <${Age} at=${engine.health.observed_at} stale=${STALE_MS} />.</p>
+    ${engine.frozen && html`<${Note} tone="cold" icon="snow"><b>Frozen until ${atFull(engine.frozen.until)}.</b> ${engine.frozen.reason} <span class="dim">By ${engine.frozen.by.subject}.</span><//>`}
+    <${UnderWay} engine=${engine} />
+    <${OrderBar} engine=${engine} can=${capabilities.data} problem=${capabilities.problem} me=${me} />
+    <div class="columns"><div>
+      <section aria-labelledby="facts"><h2 id="facts">Facts</h2>${facts ? html`<${EngineFacts} engine=${engine} info=${info.data?.info} />` : html`<${Empty} title="Nothing is known of it yet." />`}</section>
+      <section aria-labelledby="ranks"><h2 id="ranks">Ranks</h2><${Ranks} engine=${engine} can=${capabilities.data} /></section>
+      <section aria-labelledby="adapters"><h2 id="adapters">LoRA adapters</h2><${Adapters} engine=${engine} me=${me} can=${capabilities.data} /></section>
+    </div><div>
+      <section aria-labelledby="load"><h2 id="load">Load</h2><${LoadChart} engine=${engine.id} /></section>
+      <section aria-labelledby="profiles"><h2 id="profiles">Profiles</h2><${Profiles} engine=${engine} me=${me} /></section>
+      <section aria-labelledby="kv"><h2 id="kv">KV event sources</h2><${KvEventSources} engine=${engine} /></section>
+    </div></div>
+    <section aria-labelledby="history"><h2 id="history">History</h2><${History} engine=${engine.id} /></section>
+    <section aria-labelledby="can"><h2 id="can">Capabilities</h2>${capabilities.data
+      ? html`<${Capabilities} can=${capabilities.data} />`
+      : capabilities.problem ? html`<${Failure} problem=${capabilities.problem} title="The engine does not say what it can do" />` : html`<${Loading} />`}</section>
+    ${ordering && html`<${OrderDialog} key=${ordering} engine=${engine} kind=${ordering} preset=${preset} onClose=${() => setQuery({ order: "", name: "" }, { replace: false })} />`}`;
+}
+
+function UnderWay({ engine }) {
+  const operation = useStore(fleet, (value) => value.operations.get(engine.running_operation));
+  if (!engine.running_operation || !operation || operation.done) return null;
+  const { progress } = operation;
+  return html`<a class="underway" href=${to("operations", operation.id)}><b>${title(words(operation.kind))}</b> <${OperationState} operation=${operation} />
+    <span class="dim">${progress ? `${words(progress.phase)}${progress.total ? `, ${progress.done} of ${progress.total} ${progress.unit}` : ""}` : ""} · by ${operation.principal.subject}</span>
+    ${progress && html`<${Progress} done=${progress.done} total=${progress.total} label=${words(operation.kind)} />`}</a>`;
+}
+
+/** What the engine offers and the caller may not, or not now, is shown with the reason. */
+function OrderBar({ engine, can, problem, me }) {
+  if (problem) return html`<${Note} tone="bad"><b>No orders can be formed.</b> ${problem.detail}<//>`;
+  if (!can || !engine.facts) return null;
+  const offered = ORDERS.filter((one) => can.operations.includes(one.kind));
+  const about = { can, facts: engine.facts };
+  return html`<div class="orders" role="group" aria-label="Orders">${GROUPS.map((group) => {
+    const orders = offered.filter((one) => one.group === group);
+    return orders.length > 0 && html`<div class="order-group" key=${group}><span class="small dim">${group}</span><div>${orders.map((order) => {
+      const refused = refusedFor(me, order.scope, engine) ?? order.idle?.(about) ?? null;
+      return html`<${Action} key=${order.kind} id=${`do-${order.kind}`} refused=${refused} onClick=${() => setQuery({ order: order.kind }, { replace: false })}>${named(order.kind)}<//>`;
+    })}</div></div>`;
+  })}</div>`;
+}
+
+function EngineFacts({ engine, info }) {
+  const { facts } = engine;
+  const pause = facts.pause;
+  const by = pause && (pause.by === "external" ? "another client" : html`<a href=${to("operations", pause.by)}>an operation</a>`);
+  const shape = info?.parallelism;
+  return html`<${Facts} rows=${[
+    ["Admission", title(facts.admission)],
+    ["Pause", pause && html`${pause.mode ? title(pause.mode) : "Mode unknown"}, epoch ${pause.epoch}, by ${by}${pause.since && html`, <${Age} at=${pause.since} />`}; ${pause.requests_held} held, ${pause.requests_kept} frozen`],
+    ["Released", facts.released.length ? facts.released.map(words).join(", ") : "Nothing"],
+    ["Weights", html`<${Weights} facts=${facts} />`],
+    ["Role", title(facts.role)],
+    ["Engine", info && `${info.engine_name ?? ""} ${info.engine_version ?? ""}`],
+    ["Models", info?.models?.join(", ")],
+    ["Parallelism", shape && Object.entries(shape).map(([name, value]) => `${words(name).replace(" parallel size", "")} ${value}`).join(" · ")],
+    ["Revision", html`r${engine.revision} <span class="dim">${engine.revision_source === "gateway" ? "kept by the gateway: other clients are not held off by it" : "kept by the engine"}</span>`],
+    ["Epochs", `pause ${facts.pause_epoch}, release ${facts.release_epoch}`],
+    ["Instance", html`<code class="break">${facts.instance_id}</code> <${Copy} text=${facts.instance_id} what="instance id" />`],
+    ["Address", html`<code class="break">${engine.members.map((one) => one.admin).join(", ")}</code>`],
+    ["Dialect", engine.dialect],
+  ]} />`;
+}
+
+function History({ engine }) {
+  const [{ data, problem }, again] = useLoad((signal, background) => get("v1/operations", { query: { engine, page_size: 12 }, signal, background }), engine);
+  useEffect(() => onEvent((event) => {
+    if (event.engine !== engine || !["accepted", "completed", "failed", "cancelled", "settled", "reconciling"].includes(event.type)) return;
+    setTimeout(again, 200);
+  }), [engine]);
+  if (problem && !data) return html`<${Failure} problem=${problem} retry=${again} />`;
+  if (!data) return html`<${Loading} />`;
+  if (!data.items.length) return html`<${Empty} title="No order has been given to it yet." />`;
+  return html`<${OperationTable} items=${data.items} without="engine" />
+    ${data.next_page_token && html`<p><a href=${`${to("operations")}?engine=${encodeURIComponent(engine)}`}>All of its history</a></p>`}`;
+}

@@ -1,0 +1,215 @@
+"""The dashboard in a real browser, over a real gateway, with people of a certified provider."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, expect
+
+from app.domain.facts import LoraFact
+from app.domain.scopes import Scope
+from tests.browser.watching import Dashboard, has, log_in_at_provider
+from tests.enginekit.minimal_engine import until
+from tests.http.full import Full, full_engine
+from tests.http.logging_in import Site, site
+from tests.idp.oidc_provider.running import RealProvider
+
+pytestmark = pytest.mark.anyio
+
+ALL = tuple(scope for scope in Scope if scope is not Scope.WEIGHTS_UNSAFE)
+EVIL = '<img src=x onerror="window.hurt=1">'
+
+
+@asynccontextmanager
+async def stage(
+    chromium: Browser, folder: Path, provider: RealProvider, *scopes: str, **changes: Any
+) -> AsyncIterator[tuple[Dashboard, Full, Site]]:
+    """An engine of two ranks that offers every order, and a person at the fleet."""
+    wanted = {"scopes": scopes or ALL}
+    async with (
+        site(folder, provider, base=None, login=wanted, observe_interval_s=0.5, **changes) as at,
+        full_engine(at.gate, folder / "full") as full,
+    ):
+        context = await chromium.new_context(viewport={"width": 1280, "height": 900})
+        board = await Dashboard.watched(context, at.base)
+        await board.go()
+        await board.heading("Chadburn")
+        await board.page.get_by_role("link", name="Log in").click()
+        await log_in_at_provider(board.page, at.base)
+        await board.heading("Fleet")
+        yield board, full, at
+        await board.faultless()
+        await context.close()
+
+
+async def test_a_pause_from_the_fleet_to_the_audit(
+    chromium: Browser, tmp_path: Path, provider: RealProvider
+) -> None:
+    async with stage(chromium, tmp_path, provider) as (board, full, _):
+        page, go = board.page, asyncio.Event()
+        full.engine.script("commit", until(go), 1)
+        await board.sees("Serving", "tbody")
+        await expect(page.get_by_role("button", name="Live")).to_be_visible()
+        assert await board.barriers() == []
+        other = await Dashboard.watched(page.context, board.base)  # a second window of the person
+        await other.go("engines/full")
+
+        await page.get_by_role("link", name="full", exact=True).click()
+        await board.heading("full")
+        await has(board.button("Resume"), aria_disabled="true", title="Nothing is paused.")
+        await board.button("Pause").click()
+        await board.sees("requests finish, and holds new ones until it is resumed.", "dialog")
+        await board.sees("Checked against revision", "dialog")
+        assert await board.barriers() == []
+        await page.get_by_label("Reason").fill("new weights tonight")
+        await page.locator("dialog").get_by_role("button", name="Pause", exact=True).click()
+
+        await board.heading("Pause")
+        await board.sees("Running")
+        await expect(page.locator(".lanes > li")).to_have_count(2)
+        await board.sees("prepared")
+        await other.sees("Pause", ".underway")
+        assert await board.barriers() == []
+        go.set()
+        await board.sees("Succeeded")
+        await board.sees("Verified: the engine acknowledged it")
+        sequences = await page.locator(".timeline > li").count()
+        ended = (await full.gate.get("/v1/operations?kind=pause")).json()["items"][0]
+        assert sequences == ended["sequence"], "none is missing, and none there twice"
+        await other.sees("Paused")
+        await expect(other.button("Resume")).not_to_have_attribute("aria-disabled", "true")
+        await other.faultless()
+        await other.page.close()
+
+        await page.get_by_role("link", name="Ledger").first.click()
+        await board.heading("Ledger")
+        await board.sees("new weights tonight", "tbody")
+        assert await board.barriers() == []
+        await page.get_by_label("Order").select_option("resume")
+        await board.button("Search").click()
+        await board.sees("No order fits.")
+        await page.get_by_role("link", name="Audit").click()
+        await board.heading("Audit")
+        await board.sees("new weights tonight", "tbody")
+        assert await board.barriers() == []
+        assert board.refused == []
+
+
+async def test_what_can_not_be_taken_back_is_typed(
+    chromium: Browser, tmp_path: Path, provider: RealProvider
+) -> None:
+    """And all of it by keyboard."""
+    async with stage(chromium, tmp_path, provider) as (board, full, _):
+        page = board.page
+        await board.go("engines/full?order=abort_requests")
+        await page.get_by_label("All of them").focus()
+        await page.keyboard.press("Space")
+        await board.sees("Ends all requests", "dialog")
+        give = page.locator("dialog footer button[type=submit]")
+        await has(give, aria_disabled="true")
+        await page.get_by_label("Type full to confirm").focus()
+        await page.keyboard.press("Enter")
+        assert full.double.rpcs["Abort"] == 0
+        await page.keyboard.type("full")
+        await expect(give).not_to_have_attribute("aria-disabled", "true")
+        await page.keyboard.press("Enter")
+        await board.heading("Abort requests")
+        await board.sees("Succeeded")
+        await board.go("engines/full?order=pause")
+        await board.sees("Checked against", "dialog")
+        await page.keyboard.press("Escape")
+        await expect(page.locator("dialog")).to_have_count(0)
+
+
+async def test_a_session_that_ends_takes_nothing_of_what_was_typed(
+    chromium: Browser, tmp_path: Path, provider: RealProvider
+) -> None:
+    async with stage(chromium, tmp_path, provider) as (board, _, at):
+        page = board.page
+        await board.go("engines/full?order=update_weights")
+        await page.get_by_label("Folder with the weights").fill("/models/v8")
+        await page.get_by_label("What they are called").fill("v8")
+        await board.sees("Checked against", "dialog")
+        await page.context.clear_cookies(name="chadburn-session")
+        await page.get_by_label("What they are called").fill("v8.1")
+        over = page.get_by_role("dialog", name="Your session has ended")
+        await expect(over).to_be_visible()
+        assert await board.barriers() == []
+        async with page.context.expect_page() as opened:
+            await over.get_by_role("link", name="Log in").click()
+        tab = await opened.value
+        await tab.click('button[type="submit"]')  # the provider knows who it is, and asks whether
+        await tab.wait_for_url(f"{at.base}/ui/signed-in")
+        await expect(tab.get_by_role("heading", name="You are logged in")).to_be_visible()
+        await expect(over).to_have_count(0)
+        assert await page.get_by_label("Folder with the weights").input_value() == "/models/v8"
+        assert await page.get_by_label("What they are called").input_value() == "v8.1"
+        await board.sees("Checked against", "dialog")
+        await page.get_by_label("Type full to confirm").fill("full")
+        await page.locator("dialog").get_by_role("button", name="Update weights").click()
+        await board.heading("Update weights")
+        assert all("status of 401" in one for one in board.refused), board.refused
+
+
+async def test_a_reader_sees_what_is_missing(
+    chromium: Browser, tmp_path: Path, provider: RealProvider
+) -> None:
+    async with stage(chromium, tmp_path, provider, "admin:read") as (board, full, _):
+        page = board.page
+        await full.does("pause", {"mode": "drain"})
+        await board.sees("Paused", "tbody")
+        await board.go("engines/full")
+        for name, scope in (("Resume", "admin:pause"), ("Update weights", "admin:weights")):
+            why = f"Needs the scope {scope}, which you do not have."
+            await has(board.button(name), aria_disabled="true", title=why)
+            await board.button(name).click(force=True)
+            await expect(page.locator("dialog")).to_have_count(0)
+        await board.sees("Needs the scope admin:profile, which you do not have.")
+        assert await board.barriers() == []
+        await board.go("audit")
+        await board.sees("You may not read the audit")
+        assert await board.barriers() == []
+        for path, said in (
+            ("engines/none", "There is no such engine, or none that you may see"),
+            ("operations/none", "There is no such operation, or none that you may see"),
+            ("nowhere", "The address leads nowhere."),
+        ):
+            await board.go(path)
+            await board.sees(said)
+            assert await board.barriers() == []
+        assert all("status of 404" in one for one in board.refused), board.refused
+
+
+async def test_what_others_wrote_is_text(
+    chromium: Browser, tmp_path: Path, provider: RealProvider
+) -> None:
+    async with stage(chromium, tmp_path, provider) as (board, full, at):
+        page = board.page
+        observed = full.engine.observation
+        full.engine.observation = replace(
+            observed,
+            loras=(LoraFact(EVIL, 7),),
+            weights=replace(observed.weights, version=EVIL),
+        )
+        await board.go("engines/full")
+        found = await at.gate.get("/v1/engines/full")
+        changed = await at.gate.http.patch(
+            "/v1/engines/full",
+            json={"labels": {"evil": EVIL}},
+            headers={**at.gate.auth(), "If-Match": f'"g{found.json()["generation"]}"'},
+        )
+        assert changed.status_code == 200, changed.text
+        key = {"Idempotency-Key": EVIL, "Prefer": "wait=20"}
+        done = await full.order("pause", {"mode": "drain", "reason": EVIL}, **key)
+        operation = done.json()["id"]
+        for path in ("", "engines/full", f"operations/{operation}", "operations", "audit"):
+            await board.go(path)
+            await board.sees(EVIL)
+            assert await page.locator("main img").count() == 0
+        assert await page.evaluate("window.hurt") is None
