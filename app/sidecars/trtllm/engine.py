@@ -11,7 +11,7 @@ from app.sidecars.answers import field_of
 from app.sidecars.faults import fault_of, remaining_s, told
 from app.sidecars.http import Died, EngineHttp, NoAnswer, NotSent, Refused
 from app.sidecars.trtllm.discovery import NOT_TAKEN, STATUS, Discovered
-from app.sidecars.trtllm.memory import RUNNING, Memory, TagMap, memory_of
+from app.sidecars.trtllm.memory import RUNNING, Memory, State, TagMap, memory_of
 
 _LOOK_S = 0.2
 
@@ -36,8 +36,12 @@ class TrtllmEngine:
         """Raises RuntimeFault."""
         self._same()
         with self._told():
-            self.memory = memory_of(await self.http.read(STATUS))
-        return self.memory
+            memory = memory_of(await self.http.read(STATUS))
+        if self.memory.state is State.FAILED and memory.state is not State.FAILED:
+            self.gone = True  # nothing mends it but another process
+            self._same()
+        self.memory = memory
+        return memory
 
     async def settled(self, deadline_at: float) -> Memory:
         """Once it neither parks nor wakes, or as it is at the deadline. Raises RuntimeFault."""
@@ -52,7 +56,7 @@ class TrtllmEngine:
         self, path: str, tags: frozenset[str], deadline_at: float, shows: Callable[[Memory], bool]
     ) -> None:
         """Park or wake `tags`. Sent once; what came of it is read, whether it was answered or not.
-        Raises RuntimeFault."""
+        Raises RuntimeFault; NothingDone where the engine has judged the call and not taken it."""
         body = {"tags": sorted(tags)}
         self._same()
         with self._told():
@@ -61,14 +65,15 @@ class TrtllmEngine:
             except Died:
                 raise
             except NoAnswer:
-                if shows(await self.settled(deadline_at)):
+                memory = await self.settled(deadline_at)
+                if memory.settled and shows(memory):
                     return
                 raise
             said = field_of(answer, "status", str)
         if said != "success":
             raise RuntimeFault("NOT_CARRIED_OUT", "the engine does not say that it has done it")
         memory = await self.settled(deadline_at)
-        if not shows(memory):
+        if not (memory.settled and shows(memory)):
             raise RuntimeFault(
                 "NOT_CARRIED_OUT", f"the engine says that it has done it, and is {memory.state}"
             )
@@ -92,11 +97,17 @@ class TrtllmEngine:
             raise
 
 
+class NothingDone(RuntimeFault):
+    """The engine's own judgement, which it makes before it touches anything."""
+
+
 def _refusal(cause: Refused) -> RuntimeFault:
-    """Judged before anything is touched, all but what the engine's workers say."""
+    """What its workers say may come when they have begun."""
     match cause.status:
         case 401:
-            return RuntimeFault("SIGNATURE_REFUSED", NOT_TAKEN, code="UNAVAILABLE")
+            return NothingDone("SIGNATURE_REFUSED", NOT_TAKEN, code="UNAVAILABLE")
         case 409:
-            return RuntimeFault("ENGINE_REFUSED", cause.message, code="FAILED_PRECONDITION")
+            return NothingDone("ENGINE_REFUSED", cause.message, code="FAILED_PRECONDITION")
+        case 400 | 404 | 405 | 422:
+            return NothingDone("ENGINE_REFUSED", cause.message, code="INVALID_ARGUMENT")
     return fault_of(cause)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from app.domain.commands import Pause, ReleaseResources, RestoreResources
 from app.domain.kinds import PauseMode, ResourceKind
@@ -11,7 +13,7 @@ from app.enginekit.runtime import Conclusion, Order, RuntimeFault
 from app.sidecars.carried import Carried
 from app.sidecars.streams import Stream, Streams, over
 from app.sidecars.trtllm.discovery import RELEASE, RESTORE
-from app.sidecars.trtllm.engine import TrtllmEngine
+from app.sidecars.trtllm.engine import NothingDone, TrtllmEngine
 from app.sidecars.trtllm.memory import Memory, State
 
 OPENED = OperationWarning(
@@ -52,7 +54,19 @@ class CarriedResume(Carried):
     """The engine itself was never closed, or has opened already."""
 
 
-class CarriedRelease(Carried):
+class _Moving(Carried):
+    @contextmanager
+    def _sending(self) -> Generator[None]:
+        """What the engine did not take needs no undoing, which it might not take either."""
+        self.sent = True
+        try:
+            yield
+        except NothingDone:
+            self.sent = False
+            raise
+
+
+class CarriedRelease(_Moving):
     def __init__(self, order: Order, command: ReleaseResources, engine: TrtllmEngine) -> None:
         super().__init__(order)
         self._kinds = frozenset(command.resources)
@@ -66,8 +80,8 @@ class CarriedRelease(Carried):
 
     async def commit(self) -> None:
         """The engine lets its requests finish first, others' too, which may take its time."""
-        self.sent = True
-        await self._engine.move(RELEASE, self._tags, self.order.deadline_at, self._shows)
+        with self._sending():
+            await self._engine.move(RELEASE, self._tags, self.order.deadline_at, self._shows)
 
     def _shows(self, memory: Memory) -> bool:
         return memory.state is State.PARKED and memory.parked >= self._tags
@@ -87,7 +101,7 @@ class CarriedRelease(Carried):
         return Conclusion(warnings=(KV_NOT_KEPT,) if kv else ())
 
 
-class CarriedRestore(Carried):
+class CarriedRestore(_Moving):
     def __init__(self, order: Order, command: RestoreResources, engine: TrtllmEngine) -> None:
         super().__init__(order)
         self._tags = engine.tags.tags_of(frozenset(command.resources))
@@ -99,8 +113,8 @@ class CarriedRestore(Carried):
         self._before.may_restore()
 
     async def commit(self) -> None:
-        self.sent = True
-        await self._engine.move(RESTORE, self._tags, self.order.deadline_at, self._shows)
+        with self._sending():
+            await self._engine.move(RESTORE, self._tags, self.order.deadline_at, self._shows)
 
     def _shows(self, memory: Memory) -> bool:
         return memory.state is not State.FAILED and not memory.parked & self._tags

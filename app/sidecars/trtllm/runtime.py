@@ -106,9 +106,11 @@ class TrtllmRuntime(CarryingRuntime):
 
     async def probe(self) -> None:
         try:
-            await self._engine.http.get("/health_generate", within_s=_PROBE_S)
+            answer = await self._engine.http.get("/health_generate", within_s=_PROBE_S)
         except CallError as error:
             raise RuntimeFault("CANNOT_SERVE", error.message) from error
+        if answer.status != 200:
+            raise RuntimeFault("CANNOT_SERVE", "the engine's own probe did not come through")
 
 
 async def _no_such_call(_ids: list[str], _within_s: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from app.domain.facts import WeightsFact
 from app.domain.kinds import PauseMode, WeightsState
 from app.domain.ranks import RankReport, RankState
-from app.enginekit.runtime import Holding, Observation
+from app.enginekit.runtime import Holding, Observation, RuntimeFault
 from app.sidecars.http import CallError, NotSent
 from app.sidecars.trtllm.engine import TrtllmEngine
 from app.sidecars.trtllm.memory import State
@@ -29,9 +29,11 @@ class TrtllmWatch(Watch):
             return error.message
         except CallError as error:
             return error.message
-        if health.status != 200:
+        if health.status == 503:
             engine.gone = True
             return "the engine has ended"
+        if health.status != 200:  # of something in between, or of a server that has too much to do
+            return "the engine's health cannot be read"
         if engine.gone:
             self.restarted.set()
             return "the engine was started anew"
@@ -41,14 +43,13 @@ class TrtllmWatch(Watch):
         engine, before = self._engine, orders()
         if not engine.found.parks:
             return True
-        known = engine.memory
-        memory = await engine.read_memory()
-        if orders() != before:
-            return False
-        if known.state is State.FAILED and memory.state is not State.FAILED:
-            # Nothing mends it but another process.
-            self.restarted.set()
-        return memory.settled
+        try:
+            memory = await engine.read_memory()
+        except RuntimeFault:
+            if engine.gone:  # which is told when it is there again
+                return False
+            raise
+        return orders() == before and memory.settled
 
     def seen(self, lost: str | None) -> Observation:
         """A pause that is not the engine's own closing for a release is the gate's alone."""
