@@ -20,14 +20,14 @@ def own_models(models: Path, folder: Path) -> Path:
     return root
 
 
-def conformance(sidecar: Sidecar, root: Path, report: Path) -> dict[str, Any]:
+def conformance(sidecar: Sidecar, root: Path, report: Path, *more: str) -> dict[str, Any]:
     """Everything that it can try; by their ids, the cases that failed. The report lies in `report`,
     with what could not be tried and why."""
     done = subprocess.run(
         [
             *COMMAND, "conformance", sidecar.admin, f"--inference={sidecar.inference}",
             "--destructive", f"--weights={root / 'b'}", f"--lora={root / 'lora-one'}",
-            f"--scratch={root / 'scratch'}", "--json",
+            f"--scratch={root / 'scratch'}", "--json", *more,
         ],
         env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip

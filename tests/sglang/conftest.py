@@ -12,11 +12,8 @@ from tests.real.asking import Said, generate
 from tests.real.beside import Sidecar, beside
 from tests.real.gateway import ENGINE, gateway, register
 from tests.real.servers import Server, made_models
-from tests.sglang.servers import DATA, HOME, PYTHON, serving
+from tests.sglang.servers import DATA, HOME, PYTHON, options, serving
 
-# The memory saver is not there on a CPU: states and answers of a release are real, no byte is given
-# back.
-OPTIONS = ("--rendezvous-allow=127.0.0.1:1024-65535", "--release-unconfigured")
 LAYER = f"""
 [[compat]]
 layer = "sglang"
@@ -57,7 +54,8 @@ def engine(of_b: Said, models: Path) -> Iterator[Server]:
 def sidecar(
     engine: Server, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sidecar]:
-    with beside(engine, tmp_path_factory.mktemp("sidecar"), models, *OPTIONS) as running:
+    folder = tmp_path_factory.mktemp("sidecar")
+    with beside(engine, folder, models, *options(folder)) as running:
         yield running
 
 

@@ -39,6 +39,18 @@ def environment() -> dict[str, str]:
     }
 
 
+def options(folder: Path) -> tuple[str, ...]:
+    """Of the sidecar, so that it offers all that it can. The memory saver is not there on a CPU:
+    states and answers of a release are real, no byte is given back."""
+    profiles = folder / "profiles"
+    profiles.mkdir()
+    return (
+        "--rendezvous-allow=127.0.0.1:1024-65535",
+        "--release-unconfigured",
+        f"--profile-dir={profiles}",
+    )
+
+
 @contextmanager
 def serving(model: Path, *arguments: str, lora: bool = False) -> Iterator[Server]:
     """An engine that serves `model` as `tiny`, until the block ends; then nothing of it is left."""

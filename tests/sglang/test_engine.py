@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from tests.real.asking import Said, client, generate, get, post, streaming
 from tests.real.servers import Server
-from tests.reference_engine.trainers import GROUP, Trainer, trainer
-from tests.sglang.servers import serving
-from tests.sglang.tensors import serialized, tensors_of
-
-
-@pytest.fixture(scope="module")
-def of_b(models: Path) -> Said:
-    """What an engine says that was started with `b`; it ends before the other starts."""
-    with serving(models / "b") as server:
-        return generate(server)
-
-
-@pytest.fixture(scope="module")
-def engine(of_b: Said, models: Path) -> Any:
-    with serving(models / "a") as server:
-        yield server
+from tests.reference_engine.trainers import GROUP
+from tests.sglang.tensors import sending, serialized, tensors_of
 
 
 def told(server: Server, path: str, body: object = None) -> tuple[int, Any]:
@@ -57,16 +40,6 @@ def test_weights_from_tensors_need_a_session(engine: Server, models: Path, of_b:
     assert told(engine, "/end_weight_update", {})[0] == 200
     assert generate(engine) == of_b
     told(engine, "/update_weights_from_disk", {"model_path": str(models / "a")})
-
-
-@contextmanager
-def sending(tensors: dict[str, Tensor]) -> Iterator[Trainer]:
-    def act(member: Trainer) -> None:
-        member.send(*tensors.values())
-        member.stay()
-
-    with trainer(1, act) as sender:
-        yield sender
 
 
 def test_weights_from_a_trainer(engine: Server, models: Path, of_b: Said) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.domain.kinds import PauseMode, ResourceKind, WeightsState
+from app.domain.weight_sessions import NcclTransfer
 from app.enginekit.runtime import RuntimeFault
 from app.sidecars.allowed import Allowed
 from app.sidecars.answers import Answer, served_models
@@ -43,7 +44,10 @@ class SglangEngine:
         self.belief = belief
         self.version: str | None = None
         self.role = found.role
-        self.exporting = False  # a profile, which holds the scheduler for as long as it takes
+        # By what is written of a profile, or by a group that is not complete yet: for as long as it
+        # takes the scheduler does nothing else.
+        self.occupied = False
+        self.group: NcclTransfer | None = None  # that it joined before any update, and is in
         self._numbers: dict[str, int] = {}
 
     @classmethod
@@ -149,7 +153,7 @@ class SglangEngine:
     async def same(self) -> None:
         """Raises RuntimeFault: then nothing was sent."""
         patience = self.http.patience
-        within_s = patience.control_s if self.exporting else patience.read_s
+        within_s = patience.control_s if self.occupied else patience.read_s
         with told():
             try:
                 info = await server_info(self.http, within_s)

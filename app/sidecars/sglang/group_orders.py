@@ -1,33 +1,27 @@
 """New weights that a trainer broadcasts, in one call or in pieces.
 
-The engine joins the trainer's process group in its scheduler, which stands still until all members
-are there, and for ever if one never comes; nothing at its server ends that wait. So a trainer has
-to listen before the engine is sent to it. The group is left at the end of each order.
+The group is left at the end of each order, but for one that the engine joined by a call of its own:
+that it leaves only when an order by it has failed.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 
 from app.domain.commands import UpdateWeights
 from app.domain.operation import OperationWarning, Progress
 from app.domain.tensors import TensorSpec
 from app.domain.weight_sessions import Chunk, NcclChunk, NcclTransfer
 from app.domain.weight_sources import DistributedWeights
-from app.enginekit.rendezvous import RendezvousRefused, resolved
 from app.enginekit.runtime import Conclusion, Order, RuntimeFault
 from app.sidecars.carried import Once
 from app.sidecars.checkpoints import specs_fit
 from app.sidecars.safetensors import BadWeights
 from app.sidecars.sglang.engine import SglangEngine
+from app.sidecars.sglang.joining import Meeting, leave
 from app.sidecars.sglang.weight_orders import Updating, unfit
 
-_RETRY_S = 0.25
-_CONNECT_S = 2.0
-_LEAVE_S = 5.0
-_MARGIN_S = 2.0
 _STAYS = OperationWarning(
     "GROUP_NOT_LEFT", "the engine did not leave the trainer's group: the next one needs a new name"
 )
@@ -45,31 +39,20 @@ class Group(Updating):
     ) -> None:
         super().__init__(order, command, engine)
         self.way = way
-        self._address = way.address
+        self._meeting = Meeting(engine, way)
         self._joined = False
         self._left = True
 
     async def check(self) -> None:
         """Raises RuntimeFault."""
         await super().prepare()
-        way, why = self.way, ""
-        if not way.group:
-            why = "name the group: the engine ends over one without a name"
-        elif way.source_rank:
-            why = "the engine receives from rank 0"
-        elif not way.rank_offset:
-            why = "the trainer is rank 0, and the engine behind it"
-        elif self.command.check_finite:
-            why = "what is broadcast cannot be looked at before it is loaded"
-        if why:
-            raise RuntimeFault("TRANSFER_NOT_OFFERED", why, code="INVALID_ARGUMENT")
-        rules = self.engine.allowed.rendezvous
-        try:
-            self._address = await asyncio.to_thread(resolved, rules, way.address, way.port)
-        except RendezvousRefused as refused:
+        if self.command.check_finite:
             raise RuntimeFault(
-                "RENDEZVOUS_NOT_ALLOWED", str(refused), code="INVALID_ARGUMENT"
-            ) from refused
+                "TRANSFER_NOT_OFFERED",
+                "what is broadcast cannot be looked at before it is loaded",
+                code="INVALID_ARGUMENT",
+            )
+        await self._meeting.check()
 
     async def fit(self, specs: Sequence[TensorSpec], *, whole: bool) -> None:
         """Raises RuntimeFault."""
@@ -79,48 +62,21 @@ class Group(Updating):
             raise unfit(error) from error
 
     async def met(self) -> None:
-        """Whether the trainer listens where the group is to be; it is waited for. Raises
-        RuntimeFault."""
-        while True:
-            try:
-                async with asyncio.timeout(_CONNECT_S):
-                    _, writer = await asyncio.open_connection(self._address, self.way.port)
-                writer.close()
-                with suppress(OSError):
-                    await writer.wait_closed()
-                return
-            except OSError:  # TimeoutError is one
-                if self.left_s <= _MARGIN_S:
-                    raise RuntimeFault(
-                        "TRAINER_NOT_THERE",
-                        "nobody listens where the trainer was to be: the engine was not sent there",
-                        retryable=True,
-                    ) from None
-                await asyncio.sleep(_RETRY_S)
+        """Raises RuntimeFault."""
+        if not self._there:
+            await self._meeting.met(lambda: self.left_s)
 
     async def join(self) -> None:
-        """Raises RuntimeFault. Without an answer the scheduler may be stuck for good."""
-        way = self.way
-        self.order.report(Progress("joining"))
-        body = {
-            "master_address": self._address,
-            "master_port": way.port,
-            "rank_offset": way.rank_offset,
-            "world_size": way.world_size,
-            "group_name": way.group,
-            "backend": way.backend.value,
-        }
-        try:
-            await self.send("/init_weights_update_group", body)
-        except RuntimeFault as fault:
-            if fault.reason == "ENGINE_NOT_ANSWERING":
-                raise RuntimeFault(
-                    "GROUP_NOT_COMPLETE",
-                    "the group did not become complete: the engine waits for the other members in"
-                    " the midst of its work, and may have to be started anew",
-                ) from fault
-            raise
+        """Raises RuntimeFault."""
+        if not self._there:
+            self.order.report(Progress("joining"))
+            await self._meeting.join(self.left_s)
         self._joined = True
+
+    @property
+    def _there(self) -> bool:
+        """In the very same group by a call of its own."""
+        return self.engine.group is not None and self.engine.group == self.way
 
     async def receive(self, specs: Sequence[TensorSpec]) -> None:
         """Never flushes: that comes once, at the end. Raises RuntimeFault."""
@@ -149,7 +105,8 @@ class Group(Updating):
             {"new_version": self.command.weight_version, "abort_all_requests": False},
         )
         await self.finish()
-        self._left = await self._leave()
+        if not self._there:
+            self._left = await self._leave()
 
     async def undo(self) -> None:
         if self._joined:
@@ -158,8 +115,7 @@ class Group(Updating):
 
     async def _leave(self) -> bool:
         try:
-            body = {"group_name": self.way.group}
-            await self.engine.post("/destroy_weights_update_group", body=body, within_s=_LEAVE_S)
+            await leave(self.engine, self.way.group)
         except RuntimeFault:
             return False
         self._joined = False

@@ -78,14 +78,14 @@ class Profiling:
         if self._bounded and await self._traces.new():
             return
         await asyncio.to_thread(self._make)
-        self._engine.exporting = True
+        self._engine.occupied = True
         try:
             await self._engine.post("/stop_profile", within_s=_EXPORT_S)
         except RuntimeFault:
             if not await self._traces.new():
                 raise
         finally:
-            self._engine.exporting = False
+            self._engine.occupied = False
 
     def _make(self) -> None:
         """Raises RuntimeFault."""

@@ -45,6 +45,7 @@ from app.sidecars.sglang.answers import Loads
 from app.sidecars.sglang.engine import SglangEngine
 from app.sidecars.sglang.generating import Generation, probe
 from app.sidecars.sglang.group_orders import CarriedBroadcast, CarriedSession
+from app.sidecars.sglang.joining import join_group
 from app.sidecars.sglang.memory_orders import CarriedRelease, CarriedRestore
 from app.sidecars.sglang.offer import Offer
 from app.sidecars.sglang.profiling import Profiling
@@ -118,6 +119,10 @@ class SglangRuntime(CarryingRuntime):
 
     async def stage_chunk(self, order: Order, rank: int, chunk: Chunk) -> None:
         await self._session(order).staged(chunk)
+
+    async def join_group(self, transfer: NcclTransfer) -> None:
+        """As ``app.enginekit.group_calls.GroupRuntime`` has it."""
+        await join_group(self._engine, transfer)
 
     def _session(self, order: Order) -> CarriedSession:
         carried = self.carried(order)

@@ -60,7 +60,7 @@ class SglangWatch(Watch):
             return str(error)
         now = asyncio.get_running_loop().time()
         due = now >= self._asked_at + self._look_s or self._silent_since is not None
-        if self._was_gone or (due and not self.busy and not self._engine.exporting):
+        if self._was_gone or (due and not self.busy and not self._engine.occupied):
             return await self._ask(now)
         return None
 

@@ -1,0 +1,111 @@
+"""A trainer's group that the engine joins before any update, and stays in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.enginekit.client import pb
+from tests.enginekit.session_engine import Sender
+from tests.sidecars.checkpoints import weights
+from tests.sidecars.sglang.running import Served, served, trainer
+
+pytestmark = pytest.mark.anyio
+
+INIT = "/init_weights_update_group"
+UNDER: dict[str, Any] = {"under_pause": pb.UnderPause()}
+
+
+def group(port: int, name: str = "g") -> pb.NcclTransfer:
+    return pb.NcclTransfer(
+        address="127.0.0.1",
+        port=port,
+        world_size=2,
+        rank_offset=1,
+        group=name,
+        backend=pb.COLLECTIVE_BACKEND_GLOO,
+    )
+
+
+async def join(it: Served, way: pb.NcclTransfer) -> Any:
+    return await it.client.admin.JoinGroup(pb.JoinGroupRequest(group=way), timeout=20)
+
+
+def whole() -> pb.NcclChunk:
+    return pb.NcclChunk(
+        tensors=[
+            pb.TensorSpec(name=one.name, dtype=pb.TENSOR_DTYPE_FLOAT32, shape=one.shape)
+            for one in weights(2)
+        ]
+    )
+
+
+async def step(it: Served, way: pb.NcclTransfer, version: str) -> Any:
+    """Under a pause, as trainers make it."""
+    paused = await it.client.completed(it.client.pause("abort"))
+    sender = Sender(it.client, f"session-{version}")
+    begun = await sender.begun(version=version, transfer={"nccl": way}, **UNDER)
+    await sender.sent(sender.chunk(0, payload={"nccl": whole()}))
+    await sender.sent(sender.commit(1))
+    ended = await begun.end()
+    await it.client.completed(it.client.resume(paused.pause.pause_epoch))
+    return ended
+
+
+async def test_updates_come_by_it_one_after_the_other(tmp_path: Path) -> None:
+    async with served(tmp_path) as it, trainer(it.sglang) as port:
+        await join(it, group(port))
+        for version in ("v2", "v3"):
+            assert (await step(it, group(port), version)).HasField("completed")
+        assert len(it.sglang.bodies(INIT)) == 1
+        assert it.model.groups == {"g"}
+        assert it.model.version == "v3"
+        await join(it, group(port))  # its trainer has opened it anew
+        assert len(it.sglang.bodies(INIT)) == 2
+        assert it.model.groups == {"g"}
+        assert await it.generates()
+
+
+async def test_another_group_is_joined_and_left_with_its_order(tmp_path: Path) -> None:
+    async with served(tmp_path) as it, trainer(it.sglang) as port, trainer(it.sglang) as other:
+        await join(it, group(port))
+        assert (await step(it, group(other, "h"), "v2")).HasField("completed")
+        assert it.model.groups == set()
+        assert await it.generates()
+
+
+async def test_after_an_update_that_failed_it_is_left(tmp_path: Path) -> None:
+    async with served(tmp_path) as it, trainer(it.sglang) as port:
+        await join(it, group(port))
+        await it.client.completed(it.client.pause("abort"))
+        sender = Sender(it.client, "session-v2")
+        begun = await sender.begun(version="v2", transfer={"nccl": group(port)}, **UNDER)
+        await sender.sent(sender.abort())
+        ended = await begun.end()
+        assert not ended.HasField("completed")
+        assert it.model.groups == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"group": ""}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"source_rank": 1}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"address": "10.0.0.1"}, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_what_is_not_joined(
+    tmp_path: Path, changes: dict[str, Any], code: grpc.StatusCode
+) -> None:
+    async with served(tmp_path) as it, trainer(it.sglang) as port:
+        way = group(port)
+        for name, value in changes.items():
+            setattr(way, name, value)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await join(it, way)
+        assert raised.value.code() is code
+        assert it.sglang.bodies(INIT) == []
+        assert await it.generates()
