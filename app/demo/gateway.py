@@ -54,11 +54,15 @@ scopes = {text(LOGIN_SCOPES)}
 [browser_sessions]
 key_files = [{text(str(folder.session_key.absolute()))}]
 
-# vLLM's own endpoints for the demo's engine, with the same tokens.
+# The endpoints of vLLM and of SGLang for the demo's engine, with the same tokens.
 [[compat]]
 layer = "vllm"
 labels = {{ {LABEL} = "true" }}
 flavour = "0.32"
+
+[[compat]]
+layer = "sglang"
+labels = {{ {LABEL} = "true" }}
 
 [profile_roots]
 {ENGINE} = {text(str(folder.profiles.absolute()))}

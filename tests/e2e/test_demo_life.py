@@ -117,6 +117,42 @@ def test_its_engine_is_at_vllms_own_endpoints(demo: Demo) -> None:
     assert answer.status_code == 200, answer.text
 
 
+def test_its_engine_is_at_sglangs_own_endpoints(demo: Demo) -> None:
+    """A real model, and the calls of a trainer on the same devices."""
+    url = f"{demo.ready['base_url']}/compat/sglang/{demo.ready['engine']}/"
+    auth = {"authorization": f"Bearer {demo.ready['tokens']['operator']}"}
+    with httpx2.Client(base_url=url, headers=auth, trust_env=False, timeout=60) as trainer:
+
+        def does(path: str, body: Any) -> Any:
+            answer = trainer.post(path, json=body)
+            assert answer.status_code == 200, (path, answer.text)
+            return answer.json()
+
+        version = trainer.get("get_weight_version").raise_for_status().json()["weight_version"]
+        assert trainer.get("server_info").raise_for_status().json()["encoder_only"] is False
+        assert trainer.get("flush_cache").status_code == 200
+        for _ in range(2):
+            assert does("release_memory_occupation", {}) is None
+        assert trainer.get("ready").status_code == 503
+        for tags in (["weights"], None, None):
+            assert does("resume_memory_occupation", {"tags": tags}) is None
+        assert trainer.get("ready").status_code == 200
+        does("pause_generation", {})
+        told = does(
+            "update_weights_from_disk",
+            {
+                "model_path": str(demo.folder / demo.ready["next_weights"]),
+                "flush_cache": False,
+                "weight_version": version,
+            },
+        )
+        assert told["success"] is True
+        refused = trainer.post("update_weights_from_disk", json={"model_path": "/no/such"})
+        assert (refused.status_code, refused.json()["success"]) == (400, False)
+        does("continue_generation", {})
+        assert trainer.get("ready").status_code == 200
+
+
 def test_a_person_logs_in_with_a_browser_and_orders_a_pause(demo: Demo) -> None:
     said, base_url = demo.process.said(), demo.ready["base_url"]
     assert f"{base_url}/auth/login" in said
