@@ -62,8 +62,8 @@ async def test_asleep_it_is_out_of_discovery(bridge: Bridge) -> None:
     assert worker.state()["level"] == 0
     assert worker.state()["state"] == "all"
     await bridge.resumed()
-    with asking(worker, 3) as request:
-        assert tokens_of(request) == 3
+    with asking(worker, 200) as request:
+        assert tokens_of(request) == 200
 
 
 async def test_weights_from_disk(bridge: Bridge) -> None:

@@ -32,17 +32,21 @@ class DynamoWatch(Watch):
             return "the worker was started anew"
         return None
 
+    async def glance(self) -> None:
+        """An adapter has to show as soon as its order has ended."""
+        loras, belief = await self._worker.loras(), self._worker.belief
+        self._loras = tuple(
+            LoraFact(name, number, belief.path_of(name)) for name, number in loras.items()
+        )
+
     async def look(self, orders: Callable[[], Orders]) -> bool:
         worker, before = self._worker, orders()
-        loras, alive = await worker.loras(), await worker.is_alive()
+        alive = await worker.is_alive()
         paused = await worker.paused()
         if orders() != before:
             return False
         self._dead = not alive
         worker.saw(paused)
-        self._loras = tuple(
-            LoraFact(name, number, worker.belief.path_of(name)) for name, number in loras.items()
-        )
         await worker.read_version()
         return True
 

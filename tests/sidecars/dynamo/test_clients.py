@@ -44,7 +44,8 @@ async def test_prime_rl_by_the_worker_s_own_routes(tmp_path: Path, times: int) -
         await until(paused)
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("times", [1, 2])
 async def test_prime_rl_with_an_adapter(tmp_path: Path, times: int) -> None:
     """Its pauses go to the layer, by what discovery calls the address of administration."""
     compat = {"layer": "vllm", "engines": (ENGINE_ID,), "flavour": "0.32"}
