@@ -108,6 +108,17 @@ class EngineDouble(ABC):
             server.should_exit = server.force_exit = True
             await self.served
 
+    async def vanish(self) -> None:
+        """The same at once, with calls under way: as of a process that is killed."""
+        if self._server is not None:
+            for listening in self._server.servers:
+                listening.close()
+            for connection in list(self._server.server_state.connections):
+                transport: asyncio.Transport | None = getattr(connection, "transport", None)
+                if transport is not None:
+                    transport.abort()
+        await self.stop()
+
     def _app(self) -> Starlette:
         return Starlette(
             routes=[

@@ -69,7 +69,7 @@ class SglangDouble(EngineDouble):
     async def die(self) -> None:
         """With all that was under way, and for good."""
         self.model.dead = True
-        self._dying = asyncio.create_task(self.stop())
+        self._dying = asyncio.create_task(self.vanish())
 
     async def restart(self, model: Sglang) -> None:
         """Another life on the same port."""

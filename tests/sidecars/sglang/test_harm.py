@@ -139,6 +139,7 @@ async def test_a_release_that_got_no_answer(tmp_path: Path) -> None:
         assert not it.model.dead
 
 
+@pytest.mark.long
 async def test_a_release_outlives_the_sidecar(tmp_path: Path) -> None:
     async with served(tmp_path) as it:
         await it.client.completed(it.client.release("kv_cache", content="discard"))
@@ -184,6 +185,7 @@ async def test_files_that_do_not_fit(tmp_path: Path) -> None:
         await unhurt(it)
 
 
+@pytest.mark.long
 async def test_files_that_were_changed_meanwhile(tmp_path: Path) -> None:
     """Looked at again just before they are sent."""
     async with served(tmp_path) as it:
@@ -206,6 +208,7 @@ def _draining(client: Client) -> Callable[[], Awaitable[bool]]:
     return looks
 
 
+@pytest.mark.long
 async def test_nothing_is_sent_blindly(tmp_path: Path) -> None:
     """A model whose files are not seen here is not updated, unless they are named."""
     async with served(tmp_path) as it:
@@ -269,6 +272,7 @@ async def test_tensors_reach_the_engine_once(tmp_path: Path) -> None:
         assert not it.model.dead
 
 
+@pytest.mark.long
 async def test_tensors_in_shared_memory(tmp_path: Path) -> None:
     name = f"chadburn-test-{uuid4().hex}"
     segment = Path("/dev/shm") / name
@@ -350,6 +354,7 @@ async def test_a_trainer_that_listens_and_never_joins(tmp_path: Path) -> None:
         assert it.sglang.orders()[sent:] == []
 
 
+@pytest.mark.long
 async def test_a_broadcast_and_what_is_left_of_it(tmp_path: Path) -> None:
     async with served(tmp_path) as it, trainer(it.sglang) as port:
         client = it.client
