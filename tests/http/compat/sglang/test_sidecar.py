@@ -12,10 +12,17 @@ import httpx2
 import pytest
 
 from tests.doubles.sglang_http import SglangDouble
-from tests.doubles.sglang_trainers import areal, nemo_rl, slime_on_the_same_devices, verl
+from tests.doubles.sglang_trainers import (
+    GROUP,
+    areal,
+    nemo_rl,
+    slime,
+    slime_on_the_same_devices,
+    verl,
+)
 from tests.doubles.trainers import Step, Wire
 from tests.http.gateway import ENGINE_ID, gateway
-from tests.sidecars.checkpoints import checkpoint
+from tests.sidecars.checkpoints import NAMES, checkpoint
 from tests.sidecars.sglang.running import asked, served, trainer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
@@ -118,18 +125,49 @@ async def test_what_would_end_the_engine_does_not(beside: Beside) -> None:
     assert not beside.sglang.model.dead
 
 
-async def test_a_trainer_that_is_there_when_the_update_begins(beside: Beside) -> None:
+BUCKETS = [{"names": [name], "dtypes": ["torch.float32"], "shapes": [[2, 2]]} for name in NAMES]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_slime_by_a_group(beside: Beside, times: int) -> None:
+    """It waits in its group for the engine, which is in it over all updates."""
+    steps = [Step(str(number), BUCKETS) for number in (1, 2, 3)]
     async with trainer(beside.sglang) as port:
-        group = {"master_address": "127.0.0.1", "master_port": str(port), "rank_offset": 1}
-        named = {**group, "world_size": 2, "group_name": "g", "backend": "gloo"}
-        await beside.does("init_weights_update_group", named)
+        assert await slime(Wire(beside.http, times), steps, _group(port)) == ["1", "2", "3"]
+    assert len(beside.sglang.orders("/init_weights_update_group")) == 1
+    received = beside.sglang.orders("/update_weights_from_distributed")
+    assert len(received) == len(steps) * len(BUCKETS)
+    assert (await beside.http.get("ready")).status_code == 200
+
+
+async def test_a_trainer_that_begins_anew_is_met_anew(beside: Beside) -> None:
+    wire = Wire(beside.http)
+    async with trainer(beside.sglang) as port:
+        await slime(wire, [], _group(port))
         await beside.does("pause_generation", {})
-        spec = {"names": ["model.norm.weight"], "dtypes": ["bfloat16"], "shapes": [[64]]}
-        wrong = await beside.http.post(
-            "update_weights_from_distributed", json={**spec, "group_name": "other"}
-        )
-        assert wrong.status_code == 400
+        half = {**BUCKETS[0], "group_name": "slime-pp_0", "weight_version": "half"}
+        await beside.does("update_weights_from_distributed", half)
+    # It has ended in the middle. Half of an update does not serve.
+    async with trainer(beside.sglang) as port:
+        told = await slime(wire, [Step("whole", BUCKETS)], _group(port))
+        assert told == ["whole"]
+    assert len(beside.sglang.orders("/init_weights_update_group")) == 2
+    assert (await beside.http.get("ready")).status_code == 200
     assert not beside.sglang.model.dead
+
+
+async def test_a_group_of_another_name_is_none(beside: Beside) -> None:
+    async with trainer(beside.sglang) as port:
+        await beside.does("init_weights_update_group", _group(port))
+        await beside.does("pause_generation", {})
+        other = {**BUCKETS[0], "group_name": "other"}
+        refused = await beside.http.post("update_weights_from_distributed", json=other)
+        assert (refused.status_code, refused.json()["success"]) == (400, False)
+        await beside.does("continue_generation", {})
+
+
+def _group(port: int) -> dict[str, Any]:
+    return {**GROUP, "master_port": port, "world_size": 2}
 
 
 async def test_a_sidecar_does_not_answer_for_an_engine_that_has_ended(beside: Beside) -> None:
