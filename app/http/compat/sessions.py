@@ -70,13 +70,15 @@ def transfer_of_latest(call: CompatCall, latest: Operation | None) -> Transfer |
     return cast("SessionWeights", begun.source).transfer
 
 
-async def begin_session(call: CompatCall, command: UpdateWeights) -> OpenSession:
+async def begin_session(
+    call: CompatCall, command: UpdateWeights, part: str = "start"
+) -> OpenSession:
     """Waited for until the engine has taken it on. What comes after that is told by the pieces.
-    The source of `command` is a session."""
+    The source of `command` is a session. `part`: see `CompatCall.give`."""
     source = cast("SessionWeights", command.source)
     session_id, transfer = source.session_id, source.transfer
     try:
-        operation = await call.begin(command, "start")
+        operation = await call.begin(command, part)
     except EngineBusy:
         # Of the same call twice at once each has a session of another name.
         twin = await open_session_of(call)

@@ -21,13 +21,13 @@ from app.domain.kinds import (
     OperationKind,
     PauseMode,
     ResourceKind,
-    WeightsState,
 )
 from app.domain.operation import JsonObject
 from app.http.compat.giving import CompatCall
-from app.http.compat.pauses import drain_of, lift, own_pause, pause_of
+from app.http.compat.pauses import drain_of, lift, pause_of
 from app.http.compat.refusals import BadBody, OutcomeUnknown, WouldHarm
 from app.http.compat.sglang.bodies import ContinueBody, PauseBody, TagsBody
+from app.http.compat.sglang.opening import open_again
 from app.http.compat.sglang.pieces import call_off, commit_singles, refuse_open
 
 _MODES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
@@ -36,7 +36,6 @@ _TAGS = {
     "kv_cache": ResourceKind.KV_CACHE,
     "cuda_graph": ResourceKind.EXECUTION_GRAPHS,
 }
-_RELEASE = "/release_memory_occupation"
 _FLUSH_MS = 5000
 _BETWEEN_FLUSHES_S = 0.5
 
@@ -110,18 +109,6 @@ async def resume(call: CompatCall, body: TagsBody) -> None:
             RestoreResources(resources=kinds, release_epoch=facts.release_epoch), "restore"
         )
     await open_again(call)
-
-
-async def open_again(call: CompatCall) -> None:
-    """Lifts the pause that a release of this caller's made by itself, when the engine has all that
-    it serves with. Others stay."""
-    facts = await call.facts()
-    usable = facts.weights.state in (WeightsState.VALID, WeightsState.UNKNOWN)
-    if facts.released or not usable or facts.admission is not Admission.PAUSED:
-        return
-    pause = await own_pause(call, facts)
-    if pause is not None and pause.reason == f"{call.layer.product} endpoint {_RELEASE}":
-        await lift(call, facts, "resume")
 
 
 async def ready(call: CompatCall, _: None) -> bool:

@@ -14,24 +14,28 @@ says that it was given up.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 from app.domain.commands import AbortRequests, PauseAround, UnderPause, UpdateWeights
-from app.domain.errors import DrainRunning, ResourcesReleased, UnknownSession
+from app.domain.errors import (
+    ChadburnError,
+    DrainRunning,
+    NotPaused,
+    ResourcesReleased,
+    UnknownSession,
+)
 from app.domain.facts import EngineFacts
 from app.domain.kinds import (
     Admission,
     CachePolicy,
-    CollectiveBackend,
     Component,
     NewRequests,
     OperationKind,
     OperationState,
     PauseMode,
     ResourceKind,
-    TensorDtype,
 )
 from app.domain.scopes import Scope
-from app.domain.tensors import TensorSpec
 from app.domain.weight_sessions import (
     AbortSession,
     CommitSession,
@@ -44,7 +48,8 @@ from app.http.compat.announcements import Announced
 from app.http.compat.checkpoints import UNNAMED
 from app.http.compat.giving import CompatCall
 from app.http.compat.joining import join
-from app.http.compat.refusals import BadBody, WouldHarm
+from app.http.compat.pauses import pause_of
+from app.http.compat.refusals import BadBody, OutcomeUnknown, WouldHarm
 from app.http.compat.sessions import (
     LEASE_MS,
     OpenSession,
@@ -61,6 +66,8 @@ from app.http.compat.sglang.bodies import (
     GroupBody,
     GroupNameBody,
 )
+from app.http.compat.sglang.opening import open_again
+from app.http.compat.sglang.transfers import group_of, specs_of
 
 _SINGLE = "single"
 _BOUNDED = "bounded"
@@ -68,14 +75,7 @@ _BOUNDED = "bounded"
 
 async def init(call: CompatCall, body: GroupBody) -> str:
     """What became of it, in words."""
-    transfer = NcclTransfer(
-        address=body.master_address,
-        port=body.master_port,
-        world_size=body.world_size,
-        rank_offset=body.rank_offset,
-        backend=_backend(body.backend),
-        group=_group(body.group_name),
-    )
+    transfer = group_of(body)
     known = call.house.announcements.of(call.engine.id, call.actor)
     if known is not None and known.transfer == transfer:
         return "The group is known."
@@ -94,6 +94,7 @@ async def destroy(call: CompatCall, body: GroupNameBody) -> None:
     if not _named_alike(known, body.group_name):
         raise WouldHarm("there is no such group")
     await call_off(call)
+    await open_again(call)
     call.house.announcements.keep(call.engine.id, call.actor, Announced(shut=True))
 
 
@@ -125,17 +126,18 @@ async def end(call: CompatCall, _: EndBody) -> None:
 
 
 async def piece(call: CompatCall, body: DistributedBody) -> None:
-    payload = NcclChunk(tensors=_specs(body))
+    payload = NcclChunk(tensors=specs_of(body))
     if body.load_format is not None:
         raise BadBody("load_format is not taken: tensors come one by one, as they are named")
     if body.weight_version is not None:
         check_version(body.weight_version, "/weight_version")
     found = await open_session_of(call)
     if found is None:
-        found = await _begin(call, body)
-    elif not isinstance(found.transfer, NcclTransfer) or found.transfer.group != body.group_name:
+        await _begin_with(call, body, payload)
+        return
+    if not isinstance(found.transfer, NcclTransfer) or found.transfer.group != body.group_name:
         raise WouldHarm("the pieces of one update come by one group")
-    elif body.weight_version not in (None, found.update.weight_version):
+    if body.weight_version not in (None, found.update.weight_version):
         raise WouldHarm("the pieces of one update have one version")
     await take_piece(call, found, payload)
 
@@ -204,7 +206,8 @@ def cache_policy_of(call: CompatCall, facts: EngineFacts, *, flush: bool) -> Cac
     return CachePolicy.KEEP if keeps else CachePolicy.FLUSH
 
 
-async def _begin(call: CompatCall, body: DistributedBody) -> OpenSession:
+async def _begin_with(call: CompatCall, body: DistributedBody, payload: NcclChunk) -> None:
+    """With its first piece."""
     known = await _announced(call)
     transfer = None if known is None else known.transfer
     if known is None or not isinstance(transfer, NcclTransfer) or transfer.group != body.group_name:
@@ -220,7 +223,42 @@ async def _begin(call: CompatCall, body: DistributedBody) -> OpenSession:
         admission=await admission_of(call, facts, abort_all=body.abort_all_requests),
         components=_components(call, known.selector or body.selector),
     )
-    return await begin_session(call, command)
+    try:
+        found = await begin_session(call, command)
+        await take_piece(call, found, payload)
+    except ChadburnError as refused:
+        around = command.admission
+        if not isinstance(around, PauseAround) or not await _wants_a_pause(call, refused):
+            raise
+        await _begin_paused(call, command, around.mode, payload)
+
+
+async def _begin_paused(
+    call: CompatCall, command: UpdateWeights, mode: PauseMode, payload: NcclChunk
+) -> None:
+    """Some engines join and receive only while they are paused, and no update pauses for that."""
+    await call.give(pause_of(call, mode), "pause")
+    epoch = (await call.facts()).pause_epoch or None
+    begun = cast("SessionWeights", command.source)
+    anew = replace(begun, session_id=f"{begun.session_id}-paused")
+    try:
+        under = replace(command, source=anew, admission=UnderPause(epoch))
+        found = await begin_session(call, under, "start paused")
+        await take_piece(call, found, payload)
+    except OutcomeUnknown:
+        raise
+    except ChadburnError:
+        await open_again(call)
+        raise
+
+
+async def _wants_a_pause(call: CompatCall, refused: ChadburnError) -> bool:
+    """Whether that is why the session did not begin. Its pieces may be told that there is none."""
+    if isinstance(refused, NotPaused):
+        return True
+    latest = await call.latest(OperationKind.UPDATE_WEIGHTS)
+    error = None if latest is None else latest.error
+    return error is not None and error.reason == NotPaused.reason
 
 
 async def _announced(call: CompatCall) -> Announced | None:
@@ -251,32 +289,3 @@ def _components(call: CompatCall, selector: str) -> tuple[Component, ...]:
     if selector != "all":
         return (Component(selector),)
     return tuple(one for one in Component if one in call.can.components)
-
-
-def _specs(body: DistributedBody) -> tuple[TensorSpec, ...]:
-    """Raises BadBody. SGLang takes what it can pair, and says that all went well."""
-    if not body.names or not len(body.names) == len(body.dtypes) == len(body.shapes):
-        raise BadBody("names, dtypes and shapes must be as many, and not none")
-    if any(size < 0 for shape in body.shapes for size in shape):
-        raise BadBody("shapes must be of numbers that are not below 0")
-    try:
-        dtypes = [TensorDtype(name.removeprefix("torch.")) for name in body.dtypes]
-    except ValueError:
-        raise BadBody("dtypes has one that is not known here") from None
-    rows = zip(body.names, dtypes, body.shapes, strict=True)
-    return tuple(TensorSpec(name, dtype, shape) for name, dtype, shape in rows)
-
-
-def _backend(name: str) -> CollectiveBackend:
-    try:
-        return CollectiveBackend(name)
-    except ValueError:
-        known = ", ".join(CollectiveBackend)
-        raise BadBody(f"backend is not one that is known here: {known}") from None
-
-
-def _group(name: str) -> str:
-    """SGLang ends over a group without a name."""
-    if not name or not name.isprintable() or len(name) > 256:
-        raise BadBody("group_name must be 1 to 256 printable characters")
-    return name

@@ -22,7 +22,8 @@ from app.http.compat.refusals import BadBody
 from app.http.compat.sessions import LEASE_MS, begin_session, close_session, take_piece
 from app.http.compat.sglang import pieces
 from app.http.compat.sglang.bodies import DiskBody, EndBody, VersionBody
-from app.http.compat.sglang.memory import held, open_again
+from app.http.compat.sglang.memory import held
+from app.http.compat.sglang.opening import open_again
 from app.http.compat.transfers import is_path
 
 _FORMATS = (None, "auto", "safetensors")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.domain.kinds import PauseMode, WeightSourceKind
 from app.domain.operation import Actor
+from app.enginekit.runtime import Order, RuntimeFault
 from app.http.compat.announcements import Announced
-from tests.http.compat.layered import Layered
+from tests.http.compat.layered import Layered, LayeredEngine, layered
 
 pytestmark = pytest.mark.anyio
 
@@ -110,6 +112,40 @@ async def test_pieces_between_begin_and_end(sglang: Layered) -> None:
     assert await version(sglang) == "v2"
     assert await sglang.kinds() == ["update_weights"]
     assert (await sglang.call("GET", "/ready")).status_code == 200
+
+
+class Careful(LayeredEngine):
+    """It receives nothing while it serves."""
+
+    async def open_session(self, order: Order, rank: int) -> None:
+        if self.paused is None:
+            raise RuntimeFault("NOT_PAUSED", "it serves", code="FAILED_PRECONDITION")
+        await super().open_session(order, rank)
+
+
+@pytest.mark.long
+async def test_an_engine_that_receives_only_while_it_is_paused(tmp_path: Path) -> None:
+    async with layered(tmp_path, layer="sglang", engine=Careful) as sglang:
+        await sglang.does("/init_weights_update_group", GROUP)
+        for number in (1, 2):
+            await sglang.does("/begin_weight_update", {})
+            for _ in range(2):
+                await sglang.does(ADDRESS, {**PIECE, "weight_version": f"v{number}"})
+            assert sglang.engine.paused is PauseMode.DRAIN
+            await sglang.does("/end_weight_update", {})
+            assert await version(sglang) == f"v{number}"
+            assert (await sglang.call("GET", "/ready")).status_code == 200
+        # What is called off opens it again, and a pause that was asked for stays.
+        await sglang.does("/begin_weight_update", {})
+        await sglang.does(ADDRESS, PIECE)
+        await sglang.does("/destroy_weights_update_group", {})
+        assert (await sglang.call("GET", "/ready")).status_code == 200
+        await sglang.does("/init_weights_update_group", GROUP)
+        await sglang.does("/pause_generation", {})
+        await sglang.does("/begin_weight_update", {})
+        await sglang.does(ADDRESS, PIECE)
+        await sglang.does("/end_weight_update", {})
+        assert sglang.engine.paused is PauseMode.ABORT
 
 
 @pytest.mark.long
