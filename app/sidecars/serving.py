@@ -20,7 +20,7 @@ from app.enginekit.server import (
     StoreUnreadable,
 )
 from app.sidecars.allowed import Allowed
-from app.sidecars.http import CallError, NoAnswer, NotSent, Patience
+from app.sidecars.http import CallError, NoAnswer, NotSent, Patience, Refused
 from app.sidecars.notes import Notes, NotesInUse, held
 from app.sidecars.watching import Watch, first_look
 
@@ -148,9 +148,9 @@ async def served(
     settings: SidecarSettings, http: Connection
 ) -> AsyncIterator[tuple[Served, Callable[[], Awaitable[object]]]]:
     """One life, and what returns when the engine has begun another. Raises CannotServe."""
-    found = await _there(settings, http)
     with _alone(settings.kit.data_dir):
-        async with _served(settings, http, found) as life:
+        found, runtime, watch = await _there(settings, http)
+        async with _served(settings, found, runtime, watch) as life:
             yield life
 
 
@@ -170,9 +170,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def _served(
-    settings: SidecarSettings, http: Connection, found: Found
+    settings: SidecarSettings, found: Found, runtime: Runtime, watch: Watch
 ) -> AsyncIterator[tuple[Served, Callable[[], Awaitable[object]]]]:
-    runtime, watch = await _attached(settings, http, found)
     try:
         server = EngineServer(runtime, settings.kit)
         await server.start()
@@ -194,35 +193,56 @@ async def _served(
         await server.stop(settings.stop_grace_s)
 
 
-async def _there(settings: SidecarSettings, http: Connection) -> Found:
+async def _there(settings: SidecarSettings, http: Connection) -> tuple[Found, Runtime, Watch]:
+    """An engine that is started takes its time, and whatever stands in front of it says so in its
+    own way; one that ends again meanwhile is waited for like any other. Raises CannotServe."""
     loop = asyncio.get_running_loop()
     give_up_at = None if settings.wait_s is None else loop.time() + settings.wait_s
     told = False
     while True:
         try:
-            return await settings.dialect.discover(http, settings.allowed)
-        except (NotSent, NoAnswer) as error:
-            if give_up_at is not None and loop.time() >= give_up_at:
+            found = await settings.dialect.discover(http, settings.allowed)
+            return found, *await _attached(settings, http, found)
+        except (CallError, RuntimeFault) as error:
+            last = give_up_at is not None and loop.time() >= give_up_at
+            if last or not _not_yet(error):
                 raise CannotServe(f"{settings.url}: {error.message}") from error
             if not told:
                 log.warning("waiting for the engine at %s: %s", settings.url, error.message)
                 told = True
             await asyncio.sleep(settings.retry_s)
-        except CallError as error:
-            raise CannotServe(f"{settings.url}: {error.message}") from error
+
+
+def _not_yet(error: CallError | RuntimeFault) -> bool:
+    """Whether it may pass by itself."""
+    match error:
+        case RuntimeFault(reason=reason):
+            return reason in _PASSING
+        case Refused(status=status):
+            return status >= _SERVER_ERROR
+    return isinstance(error, NotSent | NoAnswer)
+
+
+_PASSING = frozenset(
+    {"ENGINE_UNREACHABLE", "ENGINE_NOT_ANSWERING", "ENGINE_DIED", "ENGINE_RESTARTED"}
+)
+_SERVER_ERROR = 500
 
 
 async def _attached(
     settings: SidecarSettings, http: Connection, found: Found
 ) -> tuple[Runtime, Watch]:
+    """Raises RuntimeFault, CannotServe."""
     folder = settings.kit.data_dir
     try:
         runtime, watch = await settings.dialect.attach(
             http, found, settings.allowed, Notes(folder), settings.look_s
         )
-        await first_look(watch)
-    except RuntimeFault as fault:
-        raise CannotServe(f"{settings.url}: {fault.message}") from fault
     except (OSError, ValueError) as error:
         raise CannotServe(f"{folder}: {error}") from error
+    try:
+        await first_look(watch)
+    except BaseException:
+        await runtime.close()
+        raise
     return runtime, watch

@@ -62,6 +62,9 @@ class CoreEngine(openengine_pb2_grpc.InferenceServicer, openengine_pb2_grpc.Cont
         self.extra: dict[str, Any] = {"api_key": "canary"}
         self.running: dict[str, asyncio.Event] = {}
         self.token_s = token_s
+        self.text = "x"
+        self.made = 0  # tokens, of all requests
+        self.data_parallel_size = 1
         self.calls: list[tuple[str, Any]] = []
         self.address = ""
         self._faults: dict[str, list[Fault]] = {}
@@ -122,6 +125,7 @@ class CoreEngine(openengine_pb2_grpc.InferenceServicer, openengine_pb2_grpc.Cont
             schema_revision=1,
         )
         info.parallelism.tensor_parallel_size = 2
+        info.parallelism.data_parallel_size = self.data_parallel_size
         info.capacity.max_running_requests = 8
         info.extra.update(self.extra)
         return info
@@ -219,10 +223,11 @@ class CoreEngine(openengine_pb2_grpc.InferenceServicer, openengine_pb2_grpc.Cont
                     break
                 token = generation_pb2.TokenOutput(
                     output_index=0,
-                    text="x",
+                    text=self.text,
                     tokens=[generation_pb2.TokenInfo(token_id=number % 100)],
                 )
                 yield generation_pb2.GenerateResponse(request_id=request.request_id, token=token)
+                self.made += 1
                 await asyncio.sleep(self.token_s)
             yield generation_pb2.GenerateResponse(
                 request_id=request.request_id,

@@ -30,6 +30,16 @@ class Discovered:
     def models(self) -> tuple[str, ...]:
         return tuple(shown(name) for name in self.server.supported_models[:_MOST_MODELS])
 
+    def is_of(self, server: server_pb2.ServerInfo) -> bool:
+        """Whether that is still this process, in this shape: one that has grown offers other ranks
+        and other models, which a life of a sidecar cannot."""
+        before = self.server
+        return (
+            server.instance_id == before.instance_id
+            and server.parallelism == before.parallelism
+            and server.supported_models == before.supported_models
+        )
+
     @property
     def world_size(self) -> int:
         shape = self.server.parallelism

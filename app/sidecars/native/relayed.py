@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,6 @@ _CODES = {
     C.UNAVAILABLE: _E.ERROR_CODE_DRAINING,
 }
 _CANCELLED = generation_pb2.FinishReason.FINISH_REASON_CANCELLED
-_ENDS = ("finished", "error", "prefill_ready")
 _BY_ENGINE = "the engine ended the request before it was finished"
 _SETTLE_S = 2.0
 _GONE_REMEMBERED = 4096
@@ -32,10 +32,11 @@ _GONE_REMEMBERED = 4096
 
 @dataclass(slots=True, eq=False)
 class Relay:
-    """`aborted`: it came to no end of its own."""
+    """`left`: outputs that the engine has not ended. `aborted`: it came to no end of its own."""
 
     request_id: str
     call: Any
+    left: set[int]
     why: str | None = None
     aborted: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -59,7 +60,8 @@ class Relays:
         self, request: generation_pb2.GenerateRequest
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         """See `Runtime.generate`. Known before anything is awaited."""
-        relay = Relay(request.request_id, self._client.generate(request))
+        outputs = set(range(max(1, request.sampling.num_sequences)))
+        relay = Relay(request.request_id, self._client.generate(request), outputs)
         self._running[request.request_id] = relay
         try:
             async for response in self._responses(relay):
@@ -73,31 +75,36 @@ class Relays:
             relay.over.set()
 
     async def _responses(self, relay: Relay) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        ended = False
+        told = False
         try:
             async for response in relay.call:
-                if response.WhichOneof("event") in _ENDS:
-                    ended = True
+                match response.WhichOneof("event"):
+                    case "finished":
+                        relay.left.discard(response.finished.output_index)
+                    case "error" | "prefill_ready":
+                        relay.left.clear()
                 if response.finished.reason == _CANCELLED:
                     relay.aborted = True
                     response.finished.message = relay.why or response.finished.message
+                told = True
                 yield response
         except grpc.aio.AioRpcError as error:
             if relay.why is None:
-                raise _refusal(error) from error
+                raise (_broke() if told else _refusal(error)) from error
         except asyncio.CancelledError:  # of the call, when it was hung up
             task = asyncio.current_task()
             if relay.why is None or (task is not None and task.cancelling()):
                 raise
-        if not ended:
+        for index in sorted(relay.left):
             relay.aborted = True
             finished = generation_pb2.GenerationFinished(
-                output_index=0, reason=_CANCELLED, message=relay.why or _BY_ENGINE
+                output_index=index, reason=_CANCELLED, message=relay.why or _BY_ENGINE
             )
             yield generation_pb2.GenerateResponse(request_id=relay.request_id, finished=finished)
 
     async def end(self, relays: Iterable[Relay], message: str) -> None:
-        """By the engine's own abort; where it does not take it, by hanging up."""
+        """By the engine's own abort; where it does not take it, by hanging up. Whoever reads none
+        of what it is sent hears of it later, and nobody waits for that."""
         ending = tuple(relays)
         for relay in ending:
             relay.why = relay.why or message
@@ -110,11 +117,19 @@ class Relays:
             async with asyncio.timeout(_SETTLE_S):
                 await relay.over.wait()
         except (CallError, TimeoutError):
+            relay.aborted = relay.aborted or bool(relay.left)
             relay.call.cancel()
-            await relay.over.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SETTLE_S):
+                    await relay.over.wait()
 
     def outcome_of(self, relay: Relay) -> AbortOutcome:
         return AbortOutcome.ABORTED if relay.aborted else AbortOutcome.ALREADY_FINISHED
+
+
+def _broke() -> RequestRefused:
+    text = "the connection to the engine broke"
+    return RequestRefused(_E.ERROR_CODE_INTERNAL, text, retryable=True)
 
 
 def _refusal(error: grpc.aio.AioRpcError) -> RequestRefused:

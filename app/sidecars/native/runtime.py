@@ -25,7 +25,7 @@ from app.rpc.openengine.v1 import generation_pb2, lifecycle_pb2, server_pb2
 from app.sidecars.carried import Carried
 from app.sidecars.carrying import CarryingRuntime
 from app.sidecars.faults import told
-from app.sidecars.http import CallError, NoAnswer
+from app.sidecars.http import CallError, NoAnswer, Refused
 from app.sidecars.native.client import NativeClient
 from app.sidecars.native.discovery import Discovered, capabilities_of, describe
 from app.sidecars.native.relayed import Relay, Relays
@@ -71,8 +71,7 @@ class NativeWatch(Watch):
 
     async def _another(self) -> bool:
         """Asked for seldom: it costs the engine more than its health does. Raises CallError."""
-        server = await self._client.server_info()
-        if server.instance_id != self._found.server.instance_id:
+        if not self._found.is_of(await self._client.server_info()):
             self.restarted.set()
         return self.restarted.is_set()
 
@@ -167,11 +166,18 @@ class NativeRuntime(CarryingRuntime):
         return AbortTally(outcomes)
 
     async def _abort_all(self, running: tuple[Relay, ...], message: str) -> None:
-        for relay in running:
-            relay.why = relay.why or message
+        named = [relay for relay in running if relay.why is None]
+        for relay in named:
+            relay.why = message
         every = lifecycle_pb2.AbortRequest(all_requests=lifecycle_pb2.AllRequests())
-        with told():
-            await self._client.abort(every, self._client.patience.control_s)
+        try:
+            with told():
+                await self._client.abort(every, self._client.patience.control_s)
+        except RuntimeFault as fault:
+            if isinstance(fault.__cause__, Refused):  # what they come to is their own again
+                for relay in named:
+                    relay.why = None
+            raise
         await self._relays.end(running, message)
 
     async def _abort_other(self, request_id: str) -> AbortOutcome:

@@ -201,6 +201,29 @@ async def test_an_engine_that_went_away_and_came_back_is_another_instance(tmp_pa
         await until(lambda: len(sidecar.lives) == 2, 30)
 
 
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("/version", Answer(503, None)),
+        ("/memory_status", Answer(502, None)),
+        ("/health", Answer(503, None)),
+    ],
+)
+async def test_what_answers_for_an_engine_that_starts_is_waited_out(
+    tmp_path: Path, path: str, answer: Answer
+) -> None:
+    async with trtllm_and_sidecar(tmp_path) as (trtllm, sidecar, client):
+        await trtllm.stop()
+
+        async def lost() -> bool:
+            return bool((await client.profile()).state.ranks)
+
+        await until(lost)
+        trtllm.next(path, answer, answer)
+        await trtllm.restart()
+        await until(lambda: len(sidecar.lives) == 2, 30)
+
+
 @pytest.mark.long
 async def test_a_release_that_its_sidecar_did_not_live_to_see(tmp_path: Path) -> None:
     """It goes on in the engine. The next sidecar says of the order what it can, and of the engine
