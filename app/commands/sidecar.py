@@ -162,7 +162,7 @@ def dynamo(
     common: Common,
     worker: Annotated[
         str | None,
-        typer.Option(help="vllm, vllm-sidecar or sglang, where the worker does not tell."),
+        typer.Option(help="vllm, vllm-sidecar, sglang or trtllm, where the worker does not tell."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Its model's name, where the worker does not tell.")

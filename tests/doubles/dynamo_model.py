@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 Callback = Callable[[Any], Awaitable[Any]]
-KINDS = ("vllm", "vllm-sidecar", "sglang")
+KINDS = ("vllm", "vllm-sidecar", "sglang", "trtllm")
 _NO_OBJECT = {"status": "error", "message": "request body must be a JSON object"}
 _PAUSE_FIRST = (
     "Worker must be paused via pause_generation() before updating weights. Call"
@@ -73,7 +73,10 @@ class Worker:
             await self.routing(routed)
 
     def callbacks(self) -> dict[str, Callback]:
-        found = {"vllm": self._vllm, "vllm-sidecar": self._sidecar, "sglang": self._sglang}
+        found = {
+            "vllm": self._vllm, "vllm-sidecar": self._sidecar, "sglang": self._sglang,
+            "trtllm": self._trtllm,
+        }  # fmt: skip
         routes = {**found[self.kind](), **(ODD if self.odd else {})}
         return {name: self._noted(name, one) for name, one in routes.items()}
 
@@ -346,6 +349,38 @@ class Worker:
             "pause_generation": pause,
             "continue_generation": go_on,
             "control/update_weights_from_disk": update,
+        }
+
+    # ---- Dynamo's worker with TensorRT-LLM in it ----
+
+    def _trtllm(self) -> dict[str, Callback]:
+        async def release(body: Any) -> Any:
+            """It takes no new requests, waits for those that it has, and gives up in time."""
+            if self.level:
+                return {"status": "ok", "message": "Memory already released"}
+            await self._route(False)
+            self.state = "new"
+            try:
+                await asyncio.wait_for(self._pause("wait"), float(body.get("timeout_s", 30.0)))
+            except TimeoutError:
+                running = len(self.requests)
+                self._resume()
+                await self._route(True)
+                return _failed(f"Timed out waiting for {running} in-flight request(s) to finish")
+            self.level = 1
+            return {"status": "ok", "message": "Memory released"}
+
+        async def restore(body: Any) -> Any:
+            if not self.level:
+                return {"status": "ok", "message": "Memory already resumed"}
+            self.level = 0
+            self._resume()
+            await self._route(True)
+            return {"status": "ok", "message": "Memory resumed"}
+
+        return {
+            "control/release_memory_occupation": release,
+            "control/resume_memory_occupation": restore,
         }
 
 

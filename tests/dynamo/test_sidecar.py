@@ -15,6 +15,7 @@ from tests.enginekit.client import until
 from tests.real.beside import beside
 from tests.real.gateway import ENGINE
 from tests.sidecars.checkpoints import checkpoint
+from tests.sidecars.dynamo.test_conformance import OPENS_ITSELF
 
 pytestmark = pytest.mark.anyio
 
@@ -48,6 +49,19 @@ async def test_an_error_under_status_200_is_a_failed_operation(bridge: Bridge) -
         await bridge.does("pause", {"mode": "abort"})
         assert tokens_of(request) < 100_000
     await bridge.resumed()
+
+
+async def test_a_cache_is_emptied_when_nobody_uses_it(bridge: Bridge) -> None:
+    """The worker says that it is either way."""
+    with asking(bridge.worker, 100_000, request_id="a") as request:
+        asked = await bridge.gateway.accepted(ENGINE, "flush-caches", {"caches": ["prefix"]})
+        ended = await bridge.gateway.ended(asked["id"])
+        assert (ended["state"], ended["error"]["reason"]) == ("failed", "CACHE_IN_USE")
+        aborted = await bridge.does("abort-requests", {"request_ids": ["a"]})
+        assert aborted["verification"] == "unverified"
+        assert tokens_of(request) < 100_000
+    await bridge.does("flush-caches", {"caches": ["prefix"]})
+    assert bridge.worker.state()["flushed"] == 1
 
 
 async def test_asleep_it_is_out_of_discovery(bridge: Bridge) -> None:
@@ -125,7 +139,7 @@ async def test_a_worker_that_is_started_anew_is_another_instance(tmp_path: Path)
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["vllm", "vllm-sidecar", "sglang"])
+@pytest.mark.parametrize("kind", ["vllm", "vllm-sidecar", "sglang", "trtllm"])
 def test_conformance(tmp_path: Path, kind: str) -> None:
     """The report lies in .data/dynamo, with what could not be tried and why."""
     root = tmp_path / "files"
@@ -146,6 +160,6 @@ def test_conformance(tmp_path: Path, kind: str) -> None:
         (DATA / f"conformance-{kind}.json").write_text(done.stdout)
         told = json.loads(done.stdout)
         failed = {case["id"]: case for case in told["cases"] if case["verdict"] == "fail"}
-        assert not failed
+        assert set(failed) == (OPENS_ITSELF if kind == "trtllm" else set()), failed
         assert not told["left_behind"], done.stderr
         assert worker.process.poll() is None

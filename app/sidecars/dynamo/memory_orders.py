@@ -15,6 +15,9 @@ OPENED_BRIEFLY = OperationWarning(
     "the worker opens itself when it wakes: it was paused again at once, and what it had begun"
     " meanwhile is frozen",
 )
+OPENED = OperationWarning(
+    "ADMISSION_OPENED", "the worker takes requests again by itself when it wakes: it knows no pause"
+)
 KV_GOES_ALONG = OperationWarning(
     "KV_CACHE_RELEASED_TOO",
     "the worker gives its KV memory back together with its weights, and takes it again with them;"
@@ -23,36 +26,43 @@ KV_GOES_ALONG = OperationWarning(
 UNROUTED = OperationWarning(
     "WORKER_UNROUTED", "the worker has left Dynamo's discovery, and comes back when it wakes"
 )
+LONGEST_DRAIN_S = 3_600.0
 _ALREADY = "already"
 
 
 class CarriedRelease(WorkerOrder):
     """Nothing runs, since the kit has paused; and nothing may be frozen, since a worker ends all
-    requests before it sleeps."""
+    requests before it sleeps. One without a pause closes and drains by itself."""
 
     async def prepare(self) -> None:
+        if self.worker.found.routes.pause is None:
+            return
         if self.worker.belief.paused is None:
             raise refused("NOT_PAUSED", "the engine is not paused")
         if (await self.worker.metrics()).in_flight:
             raise refused("REQUESTS_FROZEN", "requests are frozen, and would be ended")
 
     async def commit(self) -> None:
-        worker, belief = self.worker, self.worker.belief
-        sleep = worker.found.routes.sleep
-        assert sleep is not None  # nothing else is offered
+        worker, belief, routes = self.worker, self.worker.belief, self.worker.found.routes
+        assert routes.sleep is not None  # nothing else is offered
+        body = dict(routes.sleep_options)
         # Before it is asked for: an answer that is lost must not leave it looking awake.
         worker.believe(replace(belief, asleep=True))
         try:
             async with self.sending():
                 left_s = remaining_s(self.order.deadline_at)
-                said = await worker.order(sleep, {"level": 1}, within_s=left_s)
+                if routes.limit is not None:  # that it gives up before it is given up on
+                    body[routes.limit] = min(left_s, LONGEST_DRAIN_S) * 0.9
+                said = await worker.order(routes.sleep, body, within_s=left_s)
         except RuntimeFault:
             if not self.sent:
                 worker.believe(belief)
             raise
         if _ALREADY in str(said.get("message", "")):
-            # How deep, it does not say: its weights may be gone.
-            worker.believe(replace(belief, asleep=True, weights=WeightsState.INCONSISTENT))
+            # How deep, it does not say where there are depths: its weights may be gone.
+            deep = bool(routes.sleep_options)
+            weights = WeightsState.INCONSISTENT if deep else belief.weights
+            worker.believe(replace(belief, asleep=True, weights=weights))
             self.sent = False
             raise RuntimeFault("ASLEEP_ALREADY", "somebody else has put the worker to sleep")
 
@@ -78,7 +88,8 @@ class CarriedRestore(WorkerOrder):
         raise RuntimeFault("NOT_UNDONE", "what was restored cannot be given back for sure")
 
     async def conclude(self) -> Conclusion:
-        return Conclusion(warnings=(OPENED_BRIEFLY,))
+        pauses = self.worker.found.routes.pause is not None
+        return Conclusion(warnings=(OPENED_BRIEFLY if pauses else OPENED,))
 
 
 async def wake(carried: WorkerOrder) -> None:
@@ -90,4 +101,5 @@ async def wake(carried: WorkerOrder) -> None:
         await worker.order(route, {}, within_s=remaining_s(carried.order.deadline_at))
     finally:
         # Without an answer, or with a refusal, it may be open all the same.
-        await worker.freeze()
+        if worker.found.routes.pause is not None:
+            await worker.freeze()

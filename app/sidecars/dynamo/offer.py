@@ -22,7 +22,8 @@ from app.sidecars.dynamo.discovery import Discovered
 
 def capabilities_of(found: Discovered, allowed: Allowed) -> Capabilities:
     routes = found.routes
-    operations = {OperationKind.PAUSE, OperationKind.RESUME}
+    pauses = routes.pause is not None
+    operations = {OperationKind.PAUSE, OperationKind.RESUME} if pauses else set()
     if routes.flush:
         operations.add(OperationKind.FLUSH_CACHES)
     if routes.sleep and routes.wake:
@@ -43,11 +44,11 @@ def capabilities_of(found: Discovered, allowed: Allowed) -> Capabilities:
         resources={ResourceKind.WEIGHTS: frozenset({ContentPolicy.PRESERVE})}
         if routes.sleep and routes.wake
         else {},
-        pause_modes=frozenset(PauseMode),
+        pause_modes=frozenset(PauseMode) if pauses else frozenset(),
         # Requests come by Dynamo's own plane: what becomes of new ones is its affair, so that a
         # refusal cannot be promised; nor can it be told in time whether any are in flight.
         new_requests=frozenset({NewRequests.HOLD}),
-        drain_rules=frozenset({DrainRule.WAIT, DrainRule.ABORT}),
+        drain_rules=frozenset({DrainRule.WAIT, DrainRule.ABORT} if pauses else {DrainRule.WAIT}),
         weight_sources=frozenset({WeightSourceKind.DISK}) if updates else frozenset(),
         # It empties the cache with every update, asked or not.
         cache_policies=frozenset({CachePolicy.FLUSH}) if updates else frozenset(),

@@ -72,6 +72,8 @@ class DynamoRuntime(CarryingRuntime):
     def made(self, order: Order) -> Carried:
         worker = self._worker
         match order.command:
+            case Pause() | Resume() if worker.found.routes.pause is None:
+                return Carried(order)  # of a release, for the gate alone: it closes by itself
             case Pause() as command:
                 return CarriedPause(order, command, worker)
             case Resume():

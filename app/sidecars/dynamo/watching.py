@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from app.domain.facts import LoraFact, WeightsFact
-from app.domain.kinds import ResourceKind, WeightsState
+from app.domain.kinds import PauseMode, ResourceKind, WeightsState
 from app.domain.ranks import RankReport, RankState
 from app.enginekit.runtime import Holding, Observation
 from app.sidecars.dynamo.answers import metrics_of
@@ -50,6 +50,12 @@ class DynamoWatch(Watch):
         await worker.read_version()
         return True
 
+    @property
+    def _closed(self) -> bool:
+        """By itself, as a worker without a pause is for as long as it sleeps."""
+        worker = self._worker
+        return worker.found.routes.pause is None and worker.belief.asleep
+
     def seen(self, lost: str | None) -> Observation:
         belief = self._worker.belief
         if lost is None and self._dead:
@@ -65,5 +71,5 @@ class DynamoWatch(Watch):
             loras=self._loras,
             ranks=ranks,
             group=self._group,
-            holding=Holding(belief.paused),
+            holding=Holding(belief.paused or (PauseMode.DRAIN if self._closed else None)),
         )

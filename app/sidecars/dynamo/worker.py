@@ -168,6 +168,7 @@ class DynamoWorker:
     async def pause(self, mode: PauseMode, *, within_s: float | None = None) -> None:
         """Raises RuntimeFault."""
         routes = self.found.routes
+        assert routes.pause is not None  # nothing else is offered
         body = {"mode": routes.modes[mode], **routes.pause_options}
         said = await self.order(routes.pause, body, within_s=within_s)
         if said.get("mode", body["mode"]) != body["mode"]:
@@ -181,6 +182,8 @@ class DynamoWorker:
 
     async def resume(self) -> None:
         """Raises RuntimeFault."""
-        await self.order(self.found.routes.resume, {})
+        resume = self.found.routes.resume
+        assert resume is not None  # nothing else is offered
+        await self.order(resume, {})
         if await self.paused():
             raise RuntimeFault("RESUME_NOT_SEEN", "somebody else has paused the engine meanwhile")

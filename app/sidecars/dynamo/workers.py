@@ -16,11 +16,12 @@ from app.domain.kinds import PauseMode
 
 class WorkerKind(StrEnum):
     """`VLLM`: Dynamo's worker with vLLM in it. `VLLM_SIDECAR`: Dynamo's own sidecar of a vLLM that
-    runs by itself. `SGLANG`: the worker with SGLang in it."""
+    runs by itself. `SGLANG`, `TRTLLM`: the workers with those in them."""
 
     VLLM = "vllm"
     VLLM_SIDECAR = "vllm-sidecar"
     SGLANG = "sglang"
+    TRTLLM = "trtllm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,12 @@ class Route:
 class Routes:
     """None: this kind has none, or none that can be used without harm. `modes`: its words for the
     modes of a pause; a mode that is missing is waited for from here, as a drain. `paused`,
-    `version`: reads, with the field that holds the answer."""
+    `version`: reads, with the field that holds the answer. A worker without a pause closes by
+    itself when it is put to sleep, and waits for its requests first; `limit`: how long, in its
+    word."""
 
-    pause: Route
-    resume: Route
+    pause: Route | None = None
+    resume: Route | None = None
     modes: dict[PauseMode, str] = field(default_factory=dict)
     pause_options: dict[str, Any] = field(default_factory=dict)
     paused: tuple[str, str] | None = None
@@ -58,6 +61,8 @@ class Routes:
     alive: str | None = None
     flush: Route | None = None
     sleep: Route | None = None
+    sleep_options: dict[str, Any] = field(default_factory=dict)
+    limit: str | None = None
     wake: Route | None = None
     from_disk: Route | None = None
     update_options: dict[str, Any] = field(default_factory=dict)
@@ -81,6 +86,7 @@ ROUTES: dict[WorkerKind, Routes] = {
         alive="liveness_probe",
         flush=Route("flush_cache"),
         sleep=Route("control/sleep"),
+        sleep_options={"level": 1},
         wake=Route("control/wake_up"),
         from_disk=Route("update_weights_from_disk"),
         abort=Route("abort_request"),
@@ -101,5 +107,10 @@ ROUTES: dict[WorkerKind, Routes] = {
         modes={PauseMode.ABORT: "abort", PauseMode.KEEP: "in_place"},
         from_disk=Route("control/update_weights_from_disk", SUCCESS),
         update_options={"flush_cache": True},
+    ),
+    WorkerKind.TRTLLM: Routes(
+        sleep=Route("control/release_memory_occupation"),
+        limit="timeout_s",
+        wake=Route("control/resume_memory_occupation"),
     ),
 }

@@ -166,6 +166,30 @@ async def test_a_worker_that_sleeps_already_may_have_lost_its_weights(tmp_path: 
         assert await (await asked(double.worker, 3)) == 3
 
 
+async def test_a_worker_without_a_pause_closes_by_itself(tmp_path: Path) -> None:
+    async with over_worker(tmp_path, "trtllm", token_s=0.02) as (double, client, _):
+        request = await asked(double.worker, 20)
+        await client.completed(client.release("weights"))
+        assert await request == 20  # it was waited for
+        assert (double.worker.level, double.worker.routed) == (1, False)
+        profile = await client.profile()
+        assert profile.state.admission == pb.ADMISSION_STATE_PAUSED
+        assert list(profile.state.released) == [pb.RESOURCE_KIND_WEIGHTS]
+        await client.completed(client.restore("weights", epoch=profile.release_epoch))
+        assert double.worker.level == 0
+
+        async def opened() -> bool:
+            return await client.admission() == "open"
+
+        await until(opened)
+        request = await asked(double.worker, 100_000)
+        failed = await client.failed(client.release("weights", deadline_ms=2_000))
+        assert "Timed out" in failed.message
+        assert failed.effect == pb.FAILURE_EFFECT_ROLLED_BACK
+        assert (double.worker.level, double.worker.state) == (0, "open")
+        request.cancel()
+
+
 # ---- weights ----
 
 
