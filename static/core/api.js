@@ -4,8 +4,10 @@ import { noteDate } from "./skew.js";
 
 export class Problem extends Error {
   constructor(fields) {
-    super(fields.detail || fields.title);
+    const said = fields.detail || fields.title;
+    super(said);
     Object.assign(this, { errors: [], operation: null, retryable: false }, fields);
+    this.detail = said.charAt(0).toUpperCase() + said.slice(1);
   }
 
   /** Of a place in the body, such as "/mode". */

@@ -68,33 +68,43 @@ function begin({ engines, operations }) {
   for (const one of ended) readSoon(one.id, one.engine);
 }
 
+/**
+ * What an event changes is taken from it only where it is the very next of what is known: the answer
+ * to an order, a read, and the stream come in any order. Else the operation is read.
+ */
 function apply(type, event) {
   const known = fleet.value.operations.get(event.operation);
-  const change = known && changed(type, known, event);
+  if (known && event.sequence <= known.sequence) return;
+  const change = known && event.sequence === known.sequence + 1 ? changed(type, known, event) : null;
   if (change) putOperations([{ ...known, ...change, sequence: event.sequence }]);
-  if (!change || !["progress", "rank"].includes(type)) {
-    readSoon(event.operation, event.engine);
-  }
+  if (!change || type === "dispatched") readSoon(event.operation, event.engine);
 }
 
 function readSoon(operation, engine) {
   due.operations.add(operation);
   due.engines.add(engine);
-  clearTimeout(due.timer);
-  due.timer = setTimeout(readDue, SETTLE_MS);
+  // Not begun anew by each: many events, one soon after another, must not put it off for ever.
+  due.timer ||= setTimeout(readDue, SETTLE_MS);
 }
 
-function changed(type, operation, { sequence, data }) {
-  if (sequence <= operation.sequence) return {};
-  if (type === "progress") return { progress: data };
-  if (type === "rank") {
-    const others = operation.ranks.filter((one) => one.rank !== data.rank);
-    return { ranks: [...others, data].sort((a, b) => a.rank - b.rank) };
+/** null: the event alone does not say all of it. */
+function changed(type, operation, { data, time }) {
+  switch (type) {
+    case "dispatched":
+      return { state: "running", started_at: time };
+    case "progress":
+      return { progress: data };
+    case "rank": {
+      const others = operation.ranks.filter((one) => one.rank !== data.rank);
+      return { ranks: [...others, data].sort((a, b) => a.rank - b.rank) };
+    }
+    default:
+      return null;
   }
-  return null;
 }
 
 async function readDue() {
+  due.timer = 0;
   const [operations, engines] = [[...due.operations], [...due.engines]];
   due.operations.clear();
   due.engines.clear();

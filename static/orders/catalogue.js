@@ -92,7 +92,7 @@ export const ORDERS = [
     says: "Takes released memory again. It does not open admission.",
     idle: ({ facts }) => (facts.released.length ? null : "Nothing is released."),
     fields: ({ facts }) => [many("resources", "What to restore", facts.released)],
-    body: ({ resources }, { facts }) => ({ resources, release_epoch: facts.release_epoch }),
+    body: ({ resources }, { facts }) => ({ resources: resources.filter((one) => facts.released.includes(one)), release_epoch: facts.release_epoch }),
   },
   {
     kind: "update_weights", verb: "update-weights", scope: "admin:weights", group: "Weights",

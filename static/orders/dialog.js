@@ -92,7 +92,6 @@ function OrderForm({ engine, order, can, preset, onClose }) {
         field=${{ type: "number", label: "Deadline (minutes)", hint: "Nothing is sent after it. Empty: the usual one of this order." }} />
       ${can.models.length > 1 && html`<${Field} id=${id("model")} value=${values.model} onChange=${(value) => change("model", value)}
         field=${{ type: "choice", label: "Model", options: [{ value: "", label: "The whole engine" }, ...can.models.map((value) => ({ value, label: value }))] }} />`}
-      <${Field} id=${id("queue")} value=${values.queue} onChange=${(value) => change("queue", value)} field=${{ type: "flag", label: "Wait in line if another operation is under way" }} />
     </details>
     <${Plan} plan=${plan} problem=${shown} lacks=${lacks} values=${values} change=${change} me=${me} engine=${engine} />
     ${grave && !forbidden && html`<div class="field grave"><label for=${id("confirmation")}>This can't be taken back. Type <b class="mono">${engine.id}</b> to confirm</label>

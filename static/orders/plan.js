@@ -5,7 +5,6 @@ import { refusedFor } from "../core/session.js";
 import { OperationLink } from "../parts/bits.js";
 import { Icon } from "../parts/icons.js";
 import { Field } from "./fields.js";
-import { atFull } from "../core/time.js";
 
 const SETTLE_MS = 350;
 
@@ -41,10 +40,11 @@ export function Plan({ plan, problem, lacks, values, change, me, engine }) {
     ${lacks
       ? html`<p class="dim">${lacks}</p>`
       : problem
-        ? html`<${Refused} problem=${problem} values=${values} change=${change} me=${me} engine=${engine} again=${plan.again} />`
+        ? html`<${Refused} problem=${problem} again=${plan.again} />`
         : plan.plan
           ? html`<${Told} plan=${plan.plan} />`
           : html`<p class="dim">${plan.asking ? "Checking what it would do …" : ""}</p>`}
+    <${Ways} problem=${problem} values=${values} change=${change} me=${me} engine=${engine} />
   </section>`;
 }
 
@@ -57,17 +57,19 @@ function Told({ plan }) {
       ${" "}Ends by itself after ${Math.round(plan.deadline_ms / 6000) / 10} min at most.</p>`;
 }
 
-function Refused({ problem, values, change, me, engine, again }) {
+/** What can be chosen against a refusal. It stays to be seen, and to be taken back. */
+function Ways({ problem, values, change, me, engine }) {
+  const frozen = problem?.reason === "ENGINE_FROZEN" && !refusedFor(me, "admin:engines", engine);
+  return html`${(problem?.reason === "ENGINE_BUSY" || values.queue) && html`<${Field} id="order-queue" value=${values.queue} onChange=${(value) => change("queue", value)} field=${{ type: "flag", label: "Wait in line behind what is under way" }} />`}
+    ${(frozen || values.override) && html`<${Field} id="order-override" value=${values.override} onChange=${(value) => change("override", value)} field=${{ type: "flag", label: "Order it in spite of the freeze; that is written down" }} />`}`;
+}
+
+function Refused({ problem, again }) {
   const busy = problem.reason === "ENGINE_BUSY";
-  const frozen = problem.reason === "ENGINE_FROZEN";
-  const mayOverride = frozen && !refusedFor(me, "admin:engines", engine);
   return html`<p class="effect"><${Icon} name="alert" /> ${problem.title}</p>
     <p>${problem.detail}</p>
     ${problem.errors.map((one, index) => html`<p class="small" key=${index}><code>${one.pointer ?? one.parameter}</code> ${one.detail}</p>`)}
     ${problem.operation && html`<p>Under way: <${OperationLink} id=${problem.operation} /></p>`}
-    ${frozen && engine.frozen && html`<p>${engine.frozen.reason} (until ${atFull(engine.frozen.until)})</p>`}
-    ${busy && html`<${Field} id="order-queue-now" value=${values.queue} onChange=${(value) => change("queue", value)} field=${{ type: "flag", label: "Wait in line behind it" }} />`}
-    ${mayOverride && html`<${Field} id="order-override" value=${values.override} onChange=${(value) => change("override", value)} field=${{ type: "flag", label: "Order it in spite of the freeze; that is written down" }} />`}
     ${(problem.retryable || problem.status === 0) && !busy && html`<button type="button" onClick=${again}>Check again</button>`}
     <p class="small dim">${problem.reason}</p>`;
 }

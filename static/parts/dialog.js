@@ -11,6 +11,7 @@ export function Dialog({ title, onClose, children, wide, sealed }) {
     const dialog = box.current;
     const before = document.activeElement;
     dialog.showModal();
+    dialog.querySelector("h2").focus(); // a screen reader begins with what it is
     return () => {
       dialog.close();
       before?.isConnected && before.focus?.();
@@ -18,7 +19,7 @@ export function Dialog({ title, onClose, children, wide, sealed }) {
   }, []);
   return html`<dialog ref=${box} class="${wide ? "wide" : ""} ${sealed ? "sealed" : ""}" aria-labelledby=${named.current}
     onCancel=${(event) => { event.preventDefault(); onClose?.(); }}>
-    <header><h2 id=${named.current} tabindex="-1" autofocus>${title}</h2>
+    <header><h2 id=${named.current} tabindex="-1">${title}</h2>
       ${onClose && html`<button type="button" class="quiet" onClick=${onClose} aria-label="Close">✕</button>`}</header>
     ${children}
   </dialog>`;

@@ -18,6 +18,7 @@ import { Empty, Failure, Loading, Note } from "../parts/states.js";
 import { title, words } from "../parts/words.js";
 import { Adapters, Capabilities, KvEventSources, Profiles, Ranks } from "./engine_parts.js";
 import { Weights } from "./fleet.js";
+import { Freezing } from "./freezing.js";
 import { LoadChart } from "./load_chart.js";
 import { useTitle } from "./title.js";
 
@@ -54,7 +55,7 @@ function Engine({ engine }) {
   const path = `v1/engines/${encodeURIComponent(engine.id)}`;
   const [capabilities] = useLoad((signal) => get(`${path}/capabilities`, { signal }), `${engine.id} ${facts?.instance_id}`);
   const [info] = useLoad((signal) => get(`${path}/info`, { signal }), `${engine.id} ${engine.revision}`);
-  return html`<div class="head"><h1>${engine.id}</h1><${Condition} engine=${engine} /><${Labels} labels=${engine.labels} /></div>
+  return html`<div class="head"><h1>${engine.id}</h1><${Condition} engine=${engine} /><${Labels} labels=${engine.labels} /><${Freezing} engine=${engine} me=${me} /></div>
     <p class="dim why">${condition.why} Seen <${Age} at=${engine.health.observed_at} stale=${STALE_MS} />.</p>
     ${engine.frozen && html`<${Note} tone="cold" icon="snow"><b>Frozen until ${atFull(engine.frozen.until)}.</b> ${engine.frozen.reason} <span class="dim">By ${engine.frozen.by.subject}.</span><//>`}
     <${UnderWay} engine=${engine} />

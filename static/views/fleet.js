@@ -11,6 +11,7 @@ import { Icon } from "../parts/icons.js";
 import { Sparkline } from "../parts/sparkline.js";
 import { Empty, Failure, Loading } from "../parts/states.js";
 import { brief, count, title, words } from "../parts/words.js";
+import { Choose, ChooseAll, ChosenBar, chosen } from "./selection.js";
 import { useTitle } from "./title.js";
 
 const look = new KeptStore("fleet.look", "table", ["table", "cards"]);
@@ -22,6 +23,7 @@ export function FleetPage() {
   const list = useMemo(() => [...engines.values()].sort((a, b) => a.id.localeCompare(b.id, "en", { numeric: true })), [engines]);
   const wanted = { text: query.get("q") ?? "", condition: query.get("state") ?? "", role: query.get("role") ?? "", version: query.get("version") ?? "" };
   const shown = useMemo(() => list.filter((engine) => fits(engine, wanted)), [list, query.toString()]);
+  const usual = useMemo(() => commonest(list.map((engine) => engine.facts?.weights.version).filter(Boolean)), [list]);
   if (!seenAt) {
     return html`<h1>Fleet</h1>${problem ? html`<${Failure} problem=${problem} />` : html`<${Loading} what="Reading the fleet" />`}`;
   }
@@ -29,10 +31,11 @@ export function FleetPage() {
     ${list.length === 0
       ? html`<${Empty} title="No engine is registered that you may see."><p>Register one with <code>POST /v1/engines</code>, or <code>chadburn engines add</code>.</p><//>`
       : html`<${Summary} list=${list} chosen=${wanted.condition} />
-        <${Filters} list=${list} wanted=${wanted} />
+        <${Filters} list=${list} shown=${shown} wanted=${wanted} />
         ${shown.length === 0
           ? html`<${Empty} title="No engine fits these filters."><button type="button" onClick=${() => setQuery({ q: "", state: "", role: "", version: "" })}>Show all</button><//>`
-          : html`<${Engines} list=${shown} />`}
+          : html`<${Engines} list=${shown} usual=${usual} />`}
+        <${ChosenBar} />
         <p class="sr" role="status">${count(shown.length, "engine")} shown</p>`}`;
 }
 
@@ -44,6 +47,13 @@ function fits(engine, { text, condition, role, version }) {
   const labels = Object.entries(engine.labels).map(([name, value]) => `${name}=${value}`);
   const all = [engine.id, ...labels, engine.facts?.instance_id ?? ""].join(" ").toLowerCase();
   return text.toLowerCase().split(/\s+/).every((word) => all.includes(word));
+}
+
+/** What most have; where that is all of them, it is nothing to speak of. */
+function commonest(versions) {
+  const counts = new Map();
+  for (const one of versions) counts.set(one, (counts.get(one) ?? 0) + 1);
+  return counts.size < 2 ? null : [...counts].sort((a, b) => b[1] - a[1])[0][0];
 }
 
 function Look() {
@@ -62,7 +72,7 @@ function Summary({ list, chosen }) {
   })}</div>`;
 }
 
-function Filters({ list, wanted }) {
+function Filters({ list, shown, wanted }) {
   const values = (read) => [...new Set(list.map(read).filter(Boolean))].sort();
   const roles = values((engine) => engine.facts?.role);
   const versions = values((engine) => engine.facts && (engine.facts.weights.version ?? "none"));
@@ -75,43 +85,45 @@ function Filters({ list, wanted }) {
       onInput=${(event) => setQuery({ q: event.target.value })} /></label>
     ${pick("role", "Role", roles, wanted.role)}${pick("version", "Weights", versions, wanted.version)}
     ${versions.length > 1 && html`<span class="skew"><${Icon} name="alert" /> ${versions.length} weight versions in this fleet</span>`}
+    ${shown.length > 1 && html`<${ChooseAll} list=${shown} />`}
   </div>`;
 }
 
-function Engines({ list }) {
+function Engines({ list, usual }) {
   const cards = useStore(look) === "cards";
   const operations = useStore(fleet, (value) => value.operations);
+  const ids = useStore(chosen);
   const runs = (engine) => (engine.running_operation ? operations.get(engine.running_operation) ?? null : null);
-  if (cards) return html`<ul class="cards">${list.map((engine) => html`<${Card} key=${engine.id} engine=${engine} running=${runs(engine)} />`)}</ul>`;
+  if (cards) return html`<ul class="cards">${list.map((engine) => html`<${Card} key=${engine.id} engine=${engine} running=${runs(engine)} usual=${usual} on=${ids.has(engine.id)} />`)}</ul>`;
   return html`<div class="scroll"><table class="fleet"><thead><tr>${["Engine", "State", "Weights", "Role", "Under way", "Requests", "Seen", "Revision"].map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr></thead>
-    <tbody>${list.map((engine) => html`<${Row} key=${engine.id} engine=${engine} running=${runs(engine)} />`)}</tbody></table></div>`;
+    <tbody>${list.map((engine) => html`<${Row} key=${engine.id} engine=${engine} running=${runs(engine)} usual=${usual} on=${ids.has(engine.id)} />`)}</tbody></table></div>`;
 }
 
 /** Nothing is drawn anew for an engine that is as it was. */
-function useDrawn(draw, engine, running) {
-  return useMemo(draw, [engine, running]);
+function useDrawn(draw, ...seen) {
+  return useMemo(draw, seen);
 }
 
-function Row({ engine, running }) {
+function Row({ engine, running, usual, on }) {
   return useDrawn(() => html`<tr class=${stale(engine)}>
-    <th scope="row"><a class="name" href=${to("engines", engine.id)}>${engine.id}</a><${Labels} labels=${engine.labels} /></th>
+    <th scope="row"><${Choose} id=${engine.id} on=${on} /> <a class="name" href=${to("engines", engine.id)}>${engine.id}</a><${Labels} labels=${engine.labels} /></th>
     <td><${Condition} engine=${engine} />${engine.frozen && html` <${Frozen} frozen=${engine.frozen} />`}<${Released} facts=${engine.facts} /></td>
-    <td data-label="Weights"><${Weights} facts=${engine.facts} /></td>
+    <td data-label="Weights"><${Weights} facts=${engine.facts} usual=${usual} told /></td>
     <td data-label="Role">${engine.facts ? title(engine.facts.role) : ""}</td>
     <td data-label="Under way"><${Running} engine=${engine} operation=${running} /></td>
     <td data-label="Requests"><${Sparkline} engine=${engine.id} /></td>
     <td data-label="Seen"><${Age} at=${engine.health.observed_at} stale=${STALE_MS} /></td>
-    <td data-label="Revision"><${Revision} engine=${engine} /></td></tr>`, engine, running);
+    <td data-label="Revision"><${Revision} engine=${engine} /></td></tr>`, engine, running, usual, on);
 }
 
-function Card({ engine, running }) {
+function Card({ engine, running, usual, on }) {
   return useDrawn(() => html`<li class="card ${stale(engine)}">
-    <div class="card-head"><a class="name" href=${to("engines", engine.id)}>${engine.id}</a><${Condition} engine=${engine} /></div>
+    <div class="card-head"><${Choose} id=${engine.id} on=${on} /><a class="name grow" href=${to("engines", engine.id)}>${engine.id}</a><${Condition} engine=${engine} /></div>
     <${Labels} labels=${engine.labels} />
     ${engine.frozen && html`<p><${Frozen} frozen=${engine.frozen} /></p>`}<${Released} facts=${engine.facts} />
-    <div class="card-facts"><span><${Weights} facts=${engine.facts} /></span><span>${engine.facts ? title(engine.facts.role) : ""}</span><span class="grow"></span><${Sparkline} engine=${engine.id} /></div>
+    <div class="card-facts"><span><${Weights} facts=${engine.facts} usual=${usual} told /></span><span>${engine.facts ? title(engine.facts.role) : ""}</span><span class="grow"></span><${Sparkline} engine=${engine.id} /></div>
     <${Running} engine=${engine} operation=${running} />
-    <p class="card-foot small dim"><span>Seen <${Age} at=${engine.health.observed_at} stale=${STALE_MS} /></span><${Revision} engine=${engine} /></p></li>`, engine, running);
+    <p class="card-foot small dim"><span>Seen <${Age} at=${engine.health.observed_at} stale=${STALE_MS} /></span><${Revision} engine=${engine} /></p></li>`, engine, running, usual, on);
 }
 
 const stale = (engine) => (engine.health.state === "unreachable" ? "old" : "");
@@ -125,10 +137,12 @@ function Released({ facts }) {
   return html`<span class="small dim released">${facts.released.map(words).join(", ")}</span>`;
 }
 
-export function Weights({ facts }) {
+/** `usual`: the version that most have. `told`: what is wrong with them stands beside it already. */
+export function Weights({ facts, usual, told }) {
   if (!facts) return html`<span class="dim">unknown</span>`;
   const { version, state, updates_since_flush: since } = facts.weights;
-  return html`<span class="version">${version ?? html`<span class="dim">no version</span>`}</span>${state !== "valid" && html` <${Badge} tone=${state === "updating" ? "busy" : state === "unknown" ? "dim" : "bad"} icon=${state === "unknown" ? "unknown" : "alert"}>${state}<//>`}${since > 0 && html` <span class="small dim" title="Updates since the caches were flushed: cached values of earlier weights may still be used">${since} unflushed</span>`}`;
+  const odd = usual && version !== usual;
+  return html`<span class="version ${odd ? "odd" : ""}" title=${odd ? `Most engines have ${usual}` : undefined}>${version ?? html`<span class="dim">no version</span>`}${odd && html`<span class="sr"> (most engines have ${usual})</span>`}</span>${state !== "valid" && !told && html` <${Badge} tone=${state === "updating" ? "busy" : state === "unknown" ? "dim" : "bad"} icon=${state === "unknown" ? "unknown" : "alert"}>${state}<//>`}${since > 0 && html` <span class="small dim" title="Updates since the caches were flushed: cached values of earlier weights may still be used">${since} unflushed</span>`}`;
 }
 
 function Running({ engine, operation }) {

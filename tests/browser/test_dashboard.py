@@ -15,7 +15,7 @@ from playwright.async_api import Browser, expect
 from app.domain.facts import LoraFact
 from app.domain.scopes import Scope
 from tests.browser.watching import Dashboard, has, log_in_at_provider
-from tests.enginekit.minimal_engine import until
+from tests.enginekit.minimal_engine import fault, slow, until
 from tests.http.full import Full, full_engine
 from tests.http.logging_in import Site, site
 from tests.idp.oidc_provider.running import RealProvider
@@ -213,3 +213,58 @@ async def test_what_others_wrote_is_text(
             await board.sees(EVIL)
             assert await page.locator("main img").count() == 0
         assert await page.evaluate("window.hurt") is None
+
+
+async def test_several_engines_at_once(
+    chromium: Browser, tmp_path: Path, provider: RealProvider
+) -> None:
+    async with stage(chromium, tmp_path, provider) as (board, full, at):
+        page, dialog = board.page, board.page.locator("dialog")
+        assert (await at.gate.register("e1")).status_code == 201
+        assert (await at.gate.register("gone")).status_code == 201
+        await at.gate.rooms.fleet.discover("e1")
+        await full.does("pause", {"mode": "drain"})
+        full.engine.script("commit", fault, 1)
+        await page.get_by_label("Choose all 3 shown").check()
+        await board.sees("3 engines chosen")
+        await board.button("Resume").click()
+        await expect(dialog.locator("tr.left-out")).to_have_count(2)
+        await board.sees("Nothing is paused.", "dialog")
+        await board.sees("Lifts pause", "dialog")
+        assert await board.barriers() == []
+        await dialog.get_by_role("button", name="Close").last.click()
+
+        await board.button("Flush caches").click()
+        await board.sees("Empties the caches prefix", "dialog")
+        await expect(dialog.locator("tr.left-out")).to_have_count(0)
+        await dialog.get_by_role("button", name="Flush caches: 3 engines").click()
+        await board.sees("2 of 3 succeeded. 1 did not.", "dialog")
+        assert await board.barriers() == []
+        full.engine.script("commit", slow(0), 1)
+        await dialog.get_by_role("button", name="Try 1 engine again …").click()
+        await dialog.get_by_role("button", name="Flush caches: 1 engine").click()
+        await board.sees("1 of 1 succeeded.", "dialog")
+
+
+async def test_a_freeze_is_set_met_and_lifted(
+    chromium: Browser, tmp_path: Path, provider: RealProvider
+) -> None:
+    async with stage(chromium, tmp_path, provider) as (board, _, _):
+        page = board.page
+        await board.go("engines/full")
+        await board.button("Freeze …").click()
+        await page.get_by_label("Reason (needed)").fill("release night")
+        await page.locator("dialog").get_by_role("button", name="Freeze", exact=True).click()
+        await board.sees("Frozen until")
+        await board.button("Pause").click()
+        await board.sees("ENGINE_FROZEN", "dialog")
+        await page.get_by_label("Order it in spite of the freeze").check()
+        await board.sees("Checked against revision", "dialog")
+        await page.locator("dialog").get_by_role("button", name="Pause", exact=True).click()
+        await board.heading("Pause")
+        await board.sees("Succeeded")
+        await board.go("engines/full")
+        await board.button("Lift the freeze …").click()
+        await board.button("Lift it").click()
+        await expect(page.get_by_text("Frozen until")).to_have_count(0)
+        assert all("status of 409" in one for one in board.refused), board.refused

@@ -70,9 +70,13 @@ class Stack:
 
 @contextmanager
 def stack(
-    folder: Path, database_url: str | None = None, engine_arguments: tuple[str, ...] = ()
+    folder: Path,
+    database_url: str | None = None,
+    engine_arguments: tuple[str, ...] = (),
+    more: str = "",
 ) -> Iterator[Stack]:
-    """All three started, the engine registered by nobody yet. `database_url` None: SQLite."""
+    """All three started, the engine registered by nobody yet. `database_url` None: SQLite. `more`:
+    of the gateway's settings."""
 
     def process(name: str) -> Process:
         return Process(name, [], folder / f"{name}.log", folder)
@@ -83,7 +87,7 @@ def stack(
     with cleaned(found.issuer, found.engine, found.gateway):
         _start_issuer(found)
         found.start_engine()
-        (folder / "gateway.toml").write_text(_config(found, database_url))
+        (folder / "gateway.toml").write_text(_config(found, database_url) + more)
         found.start_gateway()
         yield found
 
