@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from app.domain.weight_sessions import Chunk
 from app.enginekit.runtime import Conclusion, Order
 
 
@@ -37,9 +38,35 @@ class Once:
             self._task.exception()  # looked at: each rank that waited was told
 
 
+class Pieces:
+    """Of an order that comes in pieces: what opens it, and each piece once."""
+
+    def __init__(
+        self, begin: Callable[[], Awaitable[None]], take: Callable[[Chunk], Awaitable[None]]
+    ) -> None:
+        self._open = Once(begin)
+        self._take = take
+        self._chunks: dict[int, Once] = {}
+
+    async def opened(self) -> None:
+        await self._open()
+
+    async def staged(self, chunk: Chunk) -> None:
+        if chunk.index not in self._chunks:
+            self._chunks[chunk.index] = Once(lambda: self._take(chunk))
+        await self._chunks[chunk.index]()
+
+    @property
+    def phases(self) -> tuple[Once, ...]:
+        return (self._open, *self._chunks.values())
+
+
 class Carried:
     """`prepare`, `commit` and `undo` are the kit's phases, for all ranks together. `sent` is set
-    before the first call that may change something: without it there is nothing to undo."""
+    before the first call that may change something: without it there is nothing to undo. `pieces`:
+    of an order that comes in some."""
+
+    pieces: Pieces | None = None
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -75,7 +102,8 @@ class Carried:
     @property
     def phases(self) -> tuple[Once, ...]:
         """What a rollback breaks off, in the order in which they come."""
-        return (self._prepare, self._commit)
+        before = () if self.pieces is None else self.pieces.phases
+        return (*before, self._prepare, self._commit)
 
     async def _stop_and_undo(self) -> None:
         for phase in self.phases:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from app.enginekit.runtime import Conclusion, Observation, Order
-from app.sidecars.carried import Carried
+from app.domain.weight_sessions import Chunk
+from app.enginekit.runtime import Conclusion, Observation, Order, RuntimeFault
+from app.sidecars.carried import Carried, Pieces
 from app.sidecars.watching import Orders, Watch
 
 
@@ -30,6 +31,20 @@ class CarryingRuntime(ABC):
     def _orders(self) -> Orders:
         under_way = any(not carried.over for carried in self._carried.values())
         return Orders(begun=self._begun, under_way=under_way)
+
+    async def open_piecewise(self, order: Order) -> None:
+        """Raises RuntimeFault."""
+        await self._pieces(order).opened()
+
+    async def stage_piece(self, order: Order, chunk: Chunk) -> None:
+        """Raises RuntimeFault."""
+        await self._pieces(order).staged(chunk)
+
+    def _pieces(self, order: Order) -> Pieces:
+        pieces = self.carried(order).pieces
+        if pieces is None:
+            raise RuntimeFault("INTERNAL", "the order does not come in pieces")
+        return pieces
 
     async def prepare(self, order: Order, rank: int) -> None:
         await self.carried(order).prepared()

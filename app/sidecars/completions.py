@@ -9,17 +9,7 @@ from app.rpc.openengine.v1 import generation_pb2 as pb
 
 PATH = "/v1/completions"
 
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "seed",
-)
-_REASONS = {
+REASONS = {
     "stop": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
     "abort": pb.FINISH_REASON_CANCELLED,
@@ -46,7 +36,7 @@ class CompletionEvents:
         if not isinstance(reason, str):
             return None
         end = pb.GenerationFinished(
-            output_index=0, reason=_REASONS.get(reason, pb.FINISH_REASON_CANCELLED)
+            output_index=0, reason=REASONS.get(reason, pb.FINISH_REASON_CANCELLED)
         )
         matched = choice.get("stop_reason")
         if isinstance(matched, str):
@@ -75,9 +65,9 @@ def body_of(request: pb.GenerateRequest) -> dict[str, Any]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    for field, value in sampling.ListFields():
-        if field.name in _SAMPLING:
-            body[field.name] = value
+    body |= sampling_of(sampling)
+    if sampling.HasField("seed"):
+        body["seed"] = sampling.seed
     body["max_tokens"] = stopping.max_tokens if stopping.HasField("max_tokens") else 16
     if stopping.HasField("min_tokens"):
         body["min_tokens"] = stopping.min_tokens
@@ -85,15 +75,32 @@ def body_of(request: pb.GenerateRequest) -> dict[str, Any]:
         body["ignore_eos"] = stopping.ignore_eos
     if stopping.HasField("include_stop_in_output"):
         body["include_stop_str_in_output"] = stopping.include_stop_in_output
-    texts = [one.stop_text for one in stopping.conditions if one.HasField("stop_text")]
-    ids = [one.stop_token_id for one in stopping.conditions if one.HasField("stop_token_id")]
-    if texts:
-        body["stop"] = texts
-    if ids:
-        body["stop_token_ids"] = ids
+    body |= stops_of(stopping)
     if request.kv.cache_salt:
         body["cache_salt"] = request.kv.cache_salt
     return body
+
+
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
+
+
+def sampling_of(sampling: pb.SamplingParams) -> dict[str, Any]:
+    """What is said, by the names that most servers share; of the seed they have several."""
+    return {field.name: value for field, value in sampling.ListFields() if field.name in _SAMPLING}
+
+
+def stops_of(stopping: pb.StoppingOptions) -> dict[str, Any]:
+    texts = [one.stop_text for one in stopping.conditions if one.HasField("stop_text")]
+    ids = [one.stop_token_id for one in stopping.conditions if one.HasField("stop_token_id")]
+    return {**({"stop": texts} if texts else {}), **({"stop_token_ids": ids} if ids else {})}
 
 
 def _choice(event: Mapping[str, Any]) -> dict[str, Any]:

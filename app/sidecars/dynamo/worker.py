@@ -12,6 +12,7 @@ from app.domain.kinds import PauseMode
 from app.enginekit.runtime import RuntimeFault
 from app.sidecars.allowed import Allowed
 from app.sidecars.answers import Answer, Unreadable, field_of
+from app.sidecars.believing import Believing
 from app.sidecars.dynamo.answers import (
     Metrics,
     carried_out,
@@ -29,17 +30,16 @@ from app.sidecars.notes import Notes
 ROUTE_NOT_THERE = "ROUTE_NOT_THERE"
 
 
-class DynamoWorker:
-    """`belief` is written down before it is used. Lives on one event loop."""
+class DynamoWorker(Believing[Belief]):
+    """Lives on one event loop."""
 
     def __init__(
         self, http: EngineHttp, found: Discovered, allowed: Allowed, notes: Notes, belief: Belief
     ) -> None:
+        super().__init__(notes, found.identity, belief)
         self.http = http
         self.found = found
         self.allowed = allowed
-        self._notes = notes
-        self.belief = belief
         self._started = math.inf  # on the event loop's clock, as reckoned first
 
     @classmethod
@@ -55,17 +55,6 @@ class DynamoWorker:
         worker.saw(await worker.paused())
         await worker.read_version()
         return worker
-
-    def believe(self, belief: Belief) -> None:
-        """Raises RuntimeFault: it cannot be written down, so it must not come to be so."""
-        if belief == self.belief:
-            return
-        try:
-            self._notes.write(belief.document(self.found.identity))
-        except OSError as error:
-            text = "what is known of the worker cannot be written down"
-            raise RuntimeFault("NOTES_UNWRITABLE", text, retryable=True) from error
-        self.belief = belief
 
     # ---- reading ----
 

@@ -11,6 +11,7 @@ from app.domain.weight_sessions import NcclTransfer
 from app.enginekit.runtime import RuntimeFault
 from app.sidecars.allowed import Allowed
 from app.sidecars.answers import Answer, served_models
+from app.sidecars.believing import Believing
 from app.sidecars.faults import refused, told
 from app.sidecars.http import EngineHttp, NoAnswer, Query
 from app.sidecars.notes import Notes
@@ -31,24 +32,22 @@ _HEALTH_S = 15.0
 _IDLE_S = 10.0
 
 
-class SglangEngine:
-    """`belief` is written down before it is used. Lives on one event loop."""
+class SglangEngine(Believing[Belief]):
+    """Lives on one event loop."""
 
     def __init__(
         self, http: EngineHttp, found: Discovered, allowed: Allowed, notes: Notes, belief: Belief
     ) -> None:
+        super().__init__(notes, found.identity, belief)
         self.http = http
         self.found = found
         self.allowed = allowed
-        self._notes = notes
-        self.belief = belief
         self.version: str | None = None
         self.role = found.role
         # By what is written of a profile, or by a group that is not complete yet: for as long as it
         # takes the scheduler does nothing else.
         self.occupied = False
         self.group: NcclTransfer | None = None  # that it joined before any update, and is in
-        self._numbers: dict[str, int] = {}
 
     @classmethod
     async def attach(
@@ -79,21 +78,6 @@ class SglangEngine:
         notes.write(belief.document(found.identity))
         await engine.read_model()
         return engine
-
-    def believe(self, belief: Belief) -> None:
-        """Raises RuntimeFault: it cannot be written down, so it must not come to be so."""
-        if belief == self.belief:
-            return
-        try:
-            self._notes.write(belief.document(self.found.identity))
-        except OSError as error:
-            text = "what is known of the engine cannot be written down"
-            raise RuntimeFault("NOTES_UNWRITABLE", text, retryable=True) from error
-        self.belief = belief
-
-    def number_of(self, adapter: str) -> int:
-        """The engine names its adapters by long ids of its own, and tells them to nobody."""
-        return self._numbers.setdefault(adapter, len(self._numbers) + 1)
 
     # ---- reading ----
 

@@ -7,23 +7,10 @@ from typing import Any
 
 from app.enginekit.runtime import RuntimeFault
 from app.rpc.openengine.v1 import generation_pb2 as pb
+from app.sidecars.completions import REASONS, sampling_of, stops_of
 from app.sidecars.http import CallError, EngineHttp
 
 PATH = "/generate"
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-)
-_REASONS = {
-    "stop": pb.FINISH_REASON_STOP,
-    "length": pb.FINISH_REASON_LENGTH,
-    "abort": pb.FINISH_REASON_CANCELLED,
-}
 _HALF = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -67,7 +54,7 @@ class Generation:
             return None
         end = pb.GenerationFinished(
             output_index=0,
-            reason=_REASONS.get(str(reason.get("type")), pb.FINISH_REASON_CANCELLED),
+            reason=REASONS.get(str(reason.get("type")), pb.FINISH_REASON_CANCELLED),
         )
         matched = reason.get("matched")
         if isinstance(matched, str):
@@ -95,9 +82,7 @@ def _ended(event: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def body_of(request: pb.GenerateRequest, given: str) -> dict[str, Any]:
     sampling, stopping = request.sampling, request.stopping
-    chosen: dict[str, Any] = {
-        field.name: value for field, value in sampling.ListFields() if field.name in _SAMPLING
-    }
+    chosen = sampling_of(sampling)
     if chosen.get("top_k") == 0:  # all of them, which SGLang writes as -1
         chosen["top_k"] = -1
     if sampling.HasField("seed"):
@@ -109,12 +94,7 @@ def body_of(request: pb.GenerateRequest, given: str) -> dict[str, Any]:
         chosen["ignore_eos"] = stopping.ignore_eos
     if stopping.HasField("include_stop_in_output"):
         chosen["no_stop_trim"] = stopping.include_stop_in_output
-    texts = [one.stop_text for one in stopping.conditions if one.HasField("stop_text")]
-    ids = [one.stop_token_id for one in stopping.conditions if one.HasField("stop_token_id")]
-    if texts:
-        chosen["stop"] = texts
-    if ids:
-        chosen["stop_token_ids"] = ids
+    chosen |= stops_of(stopping)
     body: dict[str, Any] = {"rid": given, "stream": True, "sampling_params": chosen}
     if request.HasField("prompt"):
         body["text"] = request.prompt

@@ -15,7 +15,7 @@ from app.domain.tensors import TensorSpec
 from app.domain.weight_sessions import Chunk, NcclChunk, NcclTransfer
 from app.domain.weight_sources import DistributedWeights
 from app.enginekit.runtime import Conclusion, Order, RuntimeFault
-from app.sidecars.carried import Once
+from app.sidecars.carried import Pieces
 from app.sidecars.checkpoints import specs_fit
 from app.sidecars.safetensors import BadWeights
 from app.sidecars.sglang.engine import SglangEngine
@@ -162,21 +162,8 @@ class CarriedSession(Group):
         self, order: Order, command: UpdateWeights, engine: SglangEngine, way: NcclTransfer
     ) -> None:
         super().__init__(order, command, engine, way)
-        self._open = Once(self._begin)
-        self._chunks: dict[int, Once] = {}
+        self.pieces = Pieces(self._begin, self._take)
         self._specs: list[TensorSpec] = []
-
-    async def opened(self) -> None:
-        await self._open()
-
-    async def staged(self, chunk: Chunk) -> None:
-        if chunk.index not in self._chunks:
-            self._chunks[chunk.index] = Once(lambda: self._take(chunk))
-        await self._chunks[chunk.index]()
-
-    @property
-    def phases(self) -> tuple[Once, ...]:
-        return (self._open, *self._chunks.values(), *super().phases)
 
     async def _begin(self) -> None:
         self.engine.belief.may_update()

@@ -115,20 +115,14 @@ class SglangRuntime(CarryingRuntime):
     # ---- orders ----
 
     async def open_session(self, order: Order, rank: int) -> None:
-        await self._session(order).opened()
+        await self.open_piecewise(order)
 
     async def stage_chunk(self, order: Order, rank: int, chunk: Chunk) -> None:
-        await self._session(order).staged(chunk)
+        await self.stage_piece(order, chunk)
 
     async def join_group(self, transfer: NcclTransfer) -> None:
         """As ``app.enginekit.group_calls.GroupRuntime`` has it."""
         await join_group(self._engine, transfer)
-
-    def _session(self, order: Order) -> CarriedSession:
-        carried = self.carried(order)
-        if not isinstance(carried, CarriedSession):
-            raise RuntimeFault("INTERNAL", "the order does not come in pieces")
-        return carried
 
     def made(self, order: Order) -> Carried:
         engine, streams = self._engine, self._streams

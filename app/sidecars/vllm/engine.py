@@ -8,6 +8,7 @@ from app.domain.kinds import WeightsState
 from app.enginekit.runtime import RuntimeFault
 from app.sidecars.allowed import Allowed
 from app.sidecars.answers import Answer, field_of
+from app.sidecars.believing import Believing
 from app.sidecars.faults import told
 from app.sidecars.http import EngineHttp, Query
 from app.sidecars.notes import Notes
@@ -32,20 +33,18 @@ from app.sidecars.vllm.discovery import Discovered
 _KEEP_ALL: Query = (("mode", "keep"), ("clear_cache", "false"))
 
 
-class VllmEngine:
-    """`belief` is written down before it is used. Lives on one event loop."""
+class VllmEngine(Believing[Belief]):
+    """Lives on one event loop."""
 
     def __init__(
         self, http: EngineHttp, found: Discovered, allowed: Allowed, notes: Notes, belief: Belief
     ) -> None:
+        super().__init__(notes, found.identity, belief)
         self.http = http
         self.found = found
         self.allowed = allowed
-        self._notes = notes
-        self.belief = belief
         self.version: str | None = None
         self.initialised = False  # the weight transfer of this life of the engine
-        self._numbers: dict[str, int] = {}
 
     @classmethod
     async def attach(
@@ -69,27 +68,12 @@ class VllmEngine:
         await engine.read_version()
         return engine
 
-    def believe(self, belief: Belief) -> None:
-        """Raises RuntimeFault: it cannot be written down, so it must not come to be so."""
-        if belief == self.belief:
-            return
-        try:
-            self._notes.write(belief.document(self.found.identity))
-        except OSError as error:
-            text = "what is known of the engine cannot be written down"
-            raise RuntimeFault("NOTES_UNWRITABLE", text, retryable=True) from error
-        self.belief = belief
-
     def saw(self, *, paused: bool, sleep: Sleeping | None) -> None:
         """Somebody else has paused, resumed, put to sleep or woken it: what can't be read is taken
         for the worst that fits. What is wrong with weights stays wrong. Raises RuntimeFault."""
         seen = first_belief(paused=paused, sleep=sleep)
         wrong = self.belief.weights is not WeightsState.VALID
         self.believe(replace(seen, weights=self.belief.weights) if wrong else seen)
-
-    def number_of(self, adapter: str) -> int:
-        """The engine has numbers of its own for its adapters, and tells them to nobody."""
-        return self._numbers.setdefault(adapter, len(self._numbers) + 1)
 
     # ---- reading ----
 

@@ -91,16 +91,10 @@ class VllmRuntime(CarryingRuntime):
     # ---- orders ----
 
     async def open_session(self, order: Order, rank: int) -> None:
-        await self._session(order).opened()
+        await self.open_piecewise(order)
 
     async def stage_chunk(self, order: Order, rank: int, chunk: Chunk) -> None:
-        await self._session(order).staged(chunk)
-
-    def _session(self, order: Order) -> CarriedSession:
-        carried = self.carried(order)
-        if not isinstance(carried, CarriedSession):
-            raise RuntimeFault("INTERNAL", "the order does not come in pieces")
-        return carried
+        await self.stage_piece(order, chunk)
 
     def made(self, order: Order) -> Carried:
         match order.command:

@@ -14,7 +14,7 @@ from app.domain.kinds import CollectiveBackend
 from app.domain.weight_sessions import Chunk, NcclChunk, NcclTransfer
 from app.enginekit.rendezvous import RendezvousRefused, resolved
 from app.enginekit.runtime import Order, RuntimeFault
-from app.sidecars.carried import Once
+from app.sidecars.carried import Pieces
 from app.sidecars.vllm.engine import VllmEngine
 from app.sidecars.vllm.weight_orders import Updating
 
@@ -25,20 +25,7 @@ class CarriedSession(Updating):
     ) -> None:
         super().__init__(order, command, engine)
         self._way = way
-        self._open = Once(self._begin)
-        self._chunks: dict[int, Once] = {}
-
-    async def opened(self) -> None:
-        await self._open()
-
-    async def staged(self, chunk: Chunk) -> None:
-        if chunk.index not in self._chunks:
-            self._chunks[chunk.index] = Once(lambda: self._take(chunk))
-        await self._chunks[chunk.index]()
-
-    @property
-    def phases(self) -> tuple[Once, ...]:
-        return (self._open, *self._chunks.values(), *super().phases)
+        self.pieces = Pieces(self._begin, self._take)
 
     async def _begin(self) -> None:
         await super().prepare()
