@@ -9,6 +9,7 @@ from pathlib import Path
 
 from app.enginekit.runtime import ProfileArtifact
 
+_LOOK_S = 0.5
 _TYPES = {".gz": "application/gzip", ".json": "application/json"}
 
 
@@ -27,6 +28,22 @@ class Traces:
     async def new(self) -> list[str]:
         return sorted(await self._names() - self._before)
 
+    async def settled(self, files: int, within_s: float) -> None:
+        """Until there are so many, and none has grown between two looks: who writes them does not
+        say that it is done. Not in time: whatever there is has to do."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + within_s
+        before: dict[str, int] = {}
+        while loop.time() < give_up_at:
+            sizes = await asyncio.to_thread(self._sizes)
+            if len(sizes) >= files and all(sizes.values()) and sizes == before:
+                return
+            before = sizes
+            await asyncio.sleep(_LOOK_S)
+
+    def _sizes(self) -> dict[str, int]:
+        return {name: (self.folder / name).stat().st_size for name in self._listed() - self._before}
+
     async def artifacts(self) -> tuple[ProfileArtifact, ...]:
         return await asyncio.to_thread(self._artifacts, await self.new())
 
@@ -38,7 +55,11 @@ class Traces:
 
     def _listed(self) -> frozenset[str]:
         try:
-            return frozenset(one.name for one in self.folder.iterdir() if one.is_file())
+            return frozenset(
+                one.name
+                for one in self.folder.iterdir()
+                if one.is_file() and not one.name.startswith(".")
+            )
         except OSError:
             return frozenset()
 

@@ -21,6 +21,7 @@ from app.sidecars.traces import Traces
 _RANK = re.compile(r"TP-(\d+)")
 _LOOK_S = 0.25
 _EXPORT_S = 3_600.0
+_SETTLE_S = 120.0
 _EVERYBODY_WRITES = 0o1777
 
 
@@ -62,6 +63,8 @@ class Profiling:
     async def finish(self) -> tuple[ProfileArtifact, ...]:
         """Raises RuntimeFault."""
         await self._stop()
+        # The server answers for its first rank, and of steps that are done it says nothing.
+        await self._traces.settled(self._engine.found.world_size, _SETTLE_S)
         found = await self._traces.artifacts()
         if not found:
             raise RuntimeFault("NO_ARTIFACT", "the engine has written no trace")

@@ -403,6 +403,9 @@ async def test_a_profile_that_cannot_be_written(tmp_path: Path) -> None:
             return bool(found.state == pb.ADMIN_OPERATION_STATE_SUCCEEDED)
 
         await until(ready)
+        ended = await client.operation(operation_id=started.operation_id)
+        (artifact,) = ended.completed.profile.artifacts
+        assert (folder / artifact.path).read_bytes() == b"trace"
         await unhurt(it)
 
 
