@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from app.domain.capabilities import Capabilities
 from app.domain.commands import Pause, Resume
+from app.domain.errors import ResourcesReleased
 from app.domain.facts import EXTERNAL, EngineFacts
-from app.domain.kinds import DrainRule, NewRequests, PauseMode
+from app.domain.kinds import Admission, DrainRule, NewRequests, OperationKind, PauseMode
 from app.domain.operation import Operation
 from app.http.compat.giving import CompatCall
-from app.http.compat.refusals import NotYours
+from app.http.compat.refusals import NotYours, WouldHarm
 
 
 def pause_of(call: CompatCall, mode: PauseMode) -> Pause:
@@ -24,6 +25,19 @@ async def lift(call: CompatCall, facts: EngineFacts, part: str = "") -> None:
     if await own_pause(call, facts) is None:
         raise NotYours("the pause in force is not one of yours, and stays")
     await call.give(resume, part)
+
+
+async def resume(call: CompatCall, asleep: str) -> None:
+    """Nothing is to be lifted where admission is open, which is no error. Open it may still be, or
+    seem to be, while a pause is under way: that would hold after the answer was given. `asleep`:
+    what is said where memory is released."""
+    facts = await call.facts()
+    if facts.released:
+        raise ResourcesReleased(asleep)
+    if facts.admission is not Admission.OPEN:
+        await lift(call, facts)
+    elif await call.busy_with(OperationKind.PAUSE):
+        raise WouldHarm("a pause is under way, and would hold after this: wait for its end")
 
 
 async def own_pause(call: CompatCall, facts: EngineFacts) -> Operation | None:

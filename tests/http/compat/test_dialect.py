@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 import httpx2
@@ -16,24 +15,15 @@ from app.rpc.vllm import control_pb2 as pb
 from tests.doubles.trainers import Step, Wire, colocated, fast_model_actuation, skyrl, trl
 from tests.doubles.vllm_control import VllmControl, running_controls
 from tests.enginekit.client import until as settled
-from tests.http.gateway import ENGINE_ID, Gateway, gateway
+from tests.http.compat.calling import Calling, registered
+from tests.http.gateway import ENGINE_ID, gateway
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 
 @dataclass
-class Behind:
-    gate: Gateway
+class Behind(Calling):
     control: VllmControl
-    http: httpx2.AsyncClient
-
-    async def does(self, path: str, body: Any = None) -> Any:
-        answer = await self.http.post(path, **({} if body is None else {"json": body}))
-        assert answer.status_code == 200, answer.text
-        return answer.json() if answer.headers.get("content-type") else answer.text
-
-    async def reads(self, path: str) -> Any:
-        return (await self.http.get(path)).raise_for_status().json()
 
 
 @pytest.fixture
@@ -42,15 +32,9 @@ async def vllm(tmp_path: Path) -> AsyncIterator[Behind]:
     async with (
         gateway(tmp_path, registered=False, compat=(compat,)) as gate,
         running_controls() as (running,),
+        registered(gate, "vllm", running.address, dialect="vllm") as http,
     ):
-        member = {"rank": 0, "admin": running.address, "control": running.address}
-        body = {"id": ENGINE_ID, "dialect": "vllm", "members": [member]}
-        made = await gate.http.post("/v1/engines", json=body, headers=gate.auth())
-        assert made.status_code == 201, made.text
-        await gate.rooms.fleet.discover(ENGINE_ID)
-        url = f"{gate.url}/compat/vllm/{ENGINE_ID}/"
-        async with httpx2.AsyncClient(base_url=url, headers=gate.auth(), timeout=30) as http:
-            yield Behind(gate, running.control, http)
+        yield Behind(gate, http, running.control)
 
 
 async def test_a_pause_and_a_resume(vllm: Behind) -> None:

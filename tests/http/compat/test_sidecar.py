@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 
 from app.sidecars.allowed import Allowed
 from tests.doubles.trainers import Step, Wire, fast_model_actuation, prime_rl, skyrl, trl
 from tests.doubles.vllm_http import VllmDouble, running_vllm
+from tests.http.compat.calling import Calling, registered
 from tests.http.gateway import ENGINE_ID, gateway
 from tests.sidecars.checkpoints import checkpoint
 from tests.sidecars.sidecar import asked, running_sidecar
@@ -22,18 +21,9 @@ pytestmark = pytest.mark.anyio
 
 
 @dataclass
-class Beside:
+class Beside(Calling):
     vllm: VllmDouble
-    http: httpx2.AsyncClient
     weights: Path
-
-    async def does(self, path: str, body: Any = None) -> Any:
-        answer = await self.http.post(path, **({} if body is None else {"json": body}))
-        assert answer.status_code == 200, answer.text
-        return answer.json() if answer.headers.get("content-type") else answer.text
-
-    async def reads(self, path: str) -> Any:
-        return (await self.http.get(path)).raise_for_status().json()
 
 
 @pytest.fixture
@@ -48,15 +38,9 @@ async def beside(tmp_path: Path) -> AsyncIterator[Beside]:
             vllm, tmp_path / "sidecar", allowed=Allowed(weights_roots=(weights,))
         ) as sidecar,
         gateway(tmp_path / "data", registered=False, compat=(compat,)) as gate,
+        registered(gate, "vllm", sidecar.admin_address) as http,
     ):
-        address = sidecar.admin_address
-        body = {"id": ENGINE_ID, "members": [{"rank": 0, "admin": address, "control": address}]}
-        made = await gate.http.post("/v1/engines", json=body, headers=gate.auth())
-        assert made.status_code == 201, made.text
-        await gate.rooms.fleet.discover(ENGINE_ID)
-        url = f"{gate.url}/compat/vllm/{ENGINE_ID}/"
-        async with httpx2.AsyncClient(base_url=url, headers=gate.auth(), timeout=60) as http:
-            yield Beside(vllm, http, weights)
+        yield Beside(gate, http, vllm, weights)
 
 
 @pytest.mark.long

@@ -12,19 +12,19 @@ import asyncio
 
 from app.domain.capabilities import Capabilities
 from app.domain.commands import FlushCaches, ReleaseResources, RestoreResources
-from app.domain.errors import ChadburnError, ResourcesReleased, UnsupportedOperation
+from app.domain.errors import ChadburnError, UnsupportedOperation
 from app.domain.facts import EngineFacts
 from app.domain.kinds import (
     Admission,
     CacheKind,
     ContentPolicy,
-    OperationKind,
     PauseMode,
     ResourceKind,
 )
 from app.domain.operation import JsonObject
+from app.http.compat import pauses
 from app.http.compat.giving import CompatCall
-from app.http.compat.pauses import drain_of, lift, pause_of
+from app.http.compat.pauses import drain_of, pause_of
 from app.http.compat.refusals import BadBody, OutcomeUnknown, WouldHarm
 from app.http.compat.sglang.bodies import ContinueBody, PauseBody, TagsBody
 from app.http.compat.sglang.opening import open_again
@@ -72,13 +72,7 @@ async def proceed(call: CompatCall, _: ContinueBody) -> None:
     """`continue_generation`. Nothing to be lifted is no error there."""
     await commit_singles(call)
     await refuse_open(call)
-    facts = await call.facts()
-    if facts.released:
-        raise ResourcesReleased("memory of the engine is released: resume it first")
-    if facts.admission is not Admission.OPEN:
-        await lift(call, facts)
-    elif await call.busy_with(OperationKind.PAUSE):
-        raise WouldHarm("a pause is under way, and would hold after this: wait for its end")
+    await pauses.resume(call, "memory of the engine is released: resume it first")
 
 
 async def release(call: CompatCall, body: TagsBody) -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.domain.commands import FlushCaches, ReleaseResources, RestoreResources
-from app.domain.errors import ResourcesReleased
 from app.domain.facts import EngineFacts
 from app.domain.kinds import (
     Admission,
     CacheKind,
     ContentPolicy,
-    OperationKind,
     PauseMode,
     ResourceKind,
     WeightsState,
 )
 from app.domain.scopes import Scope
+from app.http.compat import pauses
 from app.http.compat.asked import Asked
 from app.http.compat.backing import flushes
 from app.http.compat.giving import CompatCall
@@ -92,15 +91,7 @@ async def pause(call: CompatCall, asked: PauseAsked) -> None:
 
 
 async def resume(call: CompatCall, _: None) -> None:
-    """Nothing is to be lifted where admission is open, which is no error there. Open it may still
-    be, or seem to be, while a pause is under way: that would hold after "resumed" was said."""
-    facts = await call.facts()
-    if facts.released:
-        raise ResourcesReleased("the engine is asleep: wake it up, which also resumes it")
-    if facts.admission is not Admission.OPEN:
-        await lift(call, facts)
-    elif await call.busy_with(OperationKind.PAUSE):
-        raise WouldHarm("a pause is under way, and would hold after this: wait for its end")
+    await pauses.resume(call, "the engine is asleep: wake it up, which also resumes it")
 
 
 async def sleep(call: CompatCall, asked: SleepAsked) -> int:

@@ -6,29 +6,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 
 from app.rpc.vllm import control_pb2 as pb
 from tests.doubles.sglang_trainers import GROUP
 from tests.doubles.vllm_control import VllmControl, running_controls
-from tests.http.gateway import ENGINE_ID, Gateway, gateway
+from tests.http.compat.calling import Calling, registered
+from tests.http.gateway import ENGINE_ID, gateway
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 
 @dataclass
-class Behind:
-    gate: Gateway
+class Behind(Calling):
     control: VllmControl
-    http: httpx2.AsyncClient
-
-    async def does(self, path: str, body: Any) -> Any:
-        answer = await self.http.post(path, json=body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
 
 
 @pytest.fixture
@@ -37,15 +29,9 @@ async def behind(tmp_path: Path) -> AsyncIterator[Behind]:
     async with (
         gateway(tmp_path, registered=False, compat=(compat,)) as gate,
         running_controls() as (running,),
+        registered(gate, "sglang", running.address, dialect="vllm") as http,
     ):
-        member = {"rank": 0, "admin": running.address, "control": running.address}
-        body = {"id": ENGINE_ID, "dialect": "vllm", "members": [member]}
-        made = await gate.http.post("/v1/engines", json=body, headers=gate.auth())
-        assert made.status_code == 201, made.text
-        await gate.rooms.fleet.discover(ENGINE_ID)
-        url = f"{gate.url}/compat/sglang/{ENGINE_ID}/"
-        async with httpx2.AsyncClient(base_url=url, headers=gate.auth(), timeout=30) as http:
-            yield Behind(gate, running.control, http)
+        yield Behind(gate, http, running.control)
 
 
 async def test_pauses_memory_and_a_version(behind: Behind) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from tests.doubles.sglang_http import SglangDouble
@@ -21,6 +20,7 @@ from tests.doubles.sglang_trainers import (
     verl,
 )
 from tests.doubles.trainers import Step, Wire
+from tests.http.compat.calling import Calling, registered
 from tests.http.gateway import ENGINE_ID, gateway
 from tests.sidecars.checkpoints import NAMES, checkpoint
 from tests.sidecars.sglang.running import asked, served, trainer
@@ -29,19 +29,10 @@ pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 
 @dataclass
-class Beside:
+class Beside(Calling):
     sglang: SglangDouble
-    http: httpx2.AsyncClient
     weights: Path
     adapter: Path
-
-    async def does(self, path: str, body: Any = None) -> Any:
-        answer = await self.http.post(path, **({} if body is None else {"json": body}))
-        assert answer.status_code == 200, answer.text
-        return answer.json() if answer.headers.get("content-type") else answer.text
-
-    async def reads(self, path: str) -> Any:
-        return (await self.http.get(path)).raise_for_status().json()
 
     def step(self, number: int) -> Step:
         path = checkpoint(self.weights / str(number), number)
@@ -54,15 +45,9 @@ async def beside(tmp_path: Path) -> AsyncIterator[Beside]:
     async with (
         served(tmp_path) as it,
         gateway(tmp_path / "gateway", registered=False, compat=(compat,)) as gate,
+        registered(gate, "sglang", it.sidecar.admin_address) as http,
     ):
-        address = it.sidecar.admin_address
-        body = {"id": ENGINE_ID, "members": [{"rank": 0, "admin": address, "control": address}]}
-        made = await gate.http.post("/v1/engines", json=body, headers=gate.auth())
-        assert made.status_code == 201, made.text
-        await gate.rooms.fleet.discover(ENGINE_ID)
-        url = f"{gate.url}/compat/sglang/{ENGINE_ID}/"
-        async with httpx2.AsyncClient(base_url=url, headers=gate.auth(), timeout=60) as http:
-            yield Beside(it.sglang, http, it.root, it.adapter)
+        yield Beside(gate, http, it.sglang, it.root, it.adapter)
 
 
 @pytest.mark.parametrize("times", [1, 2])
