@@ -43,10 +43,24 @@ def below(roots: Iterable[Path], named: str) -> Path:
     return real
 
 
+def folder_below(roots: Iterable[Path], named: str) -> Path:
+    """The same of what an engine looks for files in, which it does by a pattern: with one in the
+    name it would read other folders than were looked at. Blocks on the disk. Raises
+    RuntimeFault."""
+    real = below(roots, named)
+    if any(sign in str(real) for sign in "*?["):
+        raise RuntimeFault(
+            "PATH_NOT_ALLOWED",
+            "engines take *, ? and [ in a path for a pattern: name the folder otherwise",
+            code="INVALID_ARGUMENT",
+        )
+    return real
+
+
 def all_below(roots: Iterable[Path], named: str) -> Path:
     """The same of a folder, and of each file in it, which may be a link of its own."""
     roots = tuple(roots)
-    real = below(roots, named)
+    real = folder_below(roots, named)
     for path in real.rglob("*") if real.is_dir() else ():
         below(roots, str(path))
     return real

@@ -13,7 +13,7 @@ from pathlib import Path
 from app.domain.tensors import TensorSpec
 from app.domain.weight_sources import DiskWeights
 from app.enginekit.tensor_names import SAFETENSORS
-from app.sidecars.allowed import Allowed, below
+from app.sidecars.allowed import Allowed, below, folder_below
 from app.sidecars.safetensors import BadWeights, WeightsFile, files_at, fits, forms_fit
 
 
@@ -34,7 +34,7 @@ def looked_at(
 ) -> Checkpoint:
     """`model`: what it has to fit; None: not known here. Blocks on the disk. Raises BadWeights,
     RuntimeFault."""
-    path = below(allowed.weights_roots, source.path)
+    path = folder_below(allowed.weights_roots, source.path)
     files = files_at(path)
     for file in files:
         below(allowed.weights_roots, str(file.path))  # each may be a link of its own

@@ -23,6 +23,7 @@ _SIZES = {
 # Of each element the last byte and the one before it, with the bits that are all set in infinity
 # and NaN, and in nothing else.
 _EXPONENTS = {"F64": (0x7F, 0xF0), "F32": (0x7F, 0x80), "F16": (0x7C, 0x00), "BF16": (0x7F, 0x80)}
+_ENTRY = {"dtype", "shape", "data_offsets"}
 
 INDEX = "model.safetensors.index.json"
 
@@ -103,13 +104,8 @@ def _header(path: Path) -> dict[str, TensorAt]:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > _LONGEST_HEADER or 8 + length > size:
             raise BadWeights(f"{path.name} is no whole safetensors file")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError:
-            raise BadWeights(f"{path.name} has no header that can be read") from None
-    if not isinstance(header, dict):
-        raise BadWeights(f"{path.name} has no header that can be read")
-    header.pop("__metadata__", None)
+        header = _parsed(path.name, file.read(length))
+    _check_metadata(path.name, header.pop("__metadata__", None))
     found = {name: _tensor(path.name, one, 8 + length) for name, one in header.items()}
     at = 8 + length
     for one in sorted(found.values(), key=lambda tensor: (tensor.start, tensor.end)):
@@ -121,12 +117,45 @@ def _header(path: Path) -> dict[str, TensorAt]:
     return found
 
 
+def _parsed(file: str, raw: bytes) -> dict[str, Any]:
+    """As strictly as the engines' own reader, which takes UTF-8 alone, no constants that JSON does
+    not have, and no field twice: what it refuses ends some engines. Raises BadWeights."""
+    try:
+        header = json.loads(raw.decode(), object_pairs_hook=_once, parse_constant=_no_json)
+    except (ValueError, RecursionError):
+        raise BadWeights(f"{file} has no header that can be read") from None
+    if not isinstance(header, dict):
+        raise BadWeights(f"{file} has no header that can be read")
+    return header
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands there twice")
+    texts = [one for one in found.values() if isinstance(one, str)]
+    "".join([*found, *texts]).encode()  # half a surrogate pair is no character
+    return found
+
+
+def _no_json(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _check_metadata(file: str, given: Any) -> None:
+    """Texts by name, if it is there. Raises BadWeights."""
+    texts = given.values() if isinstance(given, dict) else ()
+    if not (given is None or isinstance(given, dict)) or not all(type(one) is str for one in texts):
+        raise BadWeights(f"{file} has metadata that cannot be read")
+
+
 def _tensor(file: str, given: Any, base: int) -> TensorAt:
     entry = given if isinstance(given, dict) else {}
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
-    if dtype not in _SIZES or not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
+    known = set(entry) == _ENTRY and isinstance(dtype, str) and dtype in _SIZES
+    if not known or not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
         raise BadWeights(f"{file} describes a tensor that cannot be read")
     start, end = offsets
     if end - start != math.prod(shape) * _SIZES[dtype]:

@@ -19,9 +19,11 @@ from app.conformance.tensors import (
     written,
 )
 from app.domain.kinds import ContentPolicy, PauseMode, WeightsState
+from app.domain.weight_sources import DiskWeights
 from app.enginekit.runtime import RuntimeFault
+from app.sidecars.allowed import Allowed, all_below
 from app.sidecars.answers import Answer, Unreadable, field_of
-from app.sidecars.checkpoints import digest_of
+from app.sidecars.checkpoints import digest_of, looked_at
 from app.sidecars.safetensors import INDEX, BadWeights, files_at, fits
 from app.sidecars.vllm.aborting import ids_for
 from app.sidecars.vllm.answers import Sleeping, flushed, metrics_of, vllm_text
@@ -279,3 +281,55 @@ def test_numbers_that_are_none(tmp_path: Path, dtype: str) -> None:
     assert files_at(_file(tmp_path / "bad", (fine, *bad)))[0].finite() == "b"
     whole = Tensor("c", "I32", (1,), b"\xff\xff\xff\xff")
     assert files_at(_file(tmp_path / "whole", (whole,)))[0].finite() is None
+
+
+_ONE = '{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\xef\xbb\xbf" + f'{{"a": {_ONE}}}'.encode(),
+        f'{{"a": {_ONE}}}'.encode("utf-16"),
+        f'{{"a": {_ONE[:-1]}, "dtype": "F32"}}}}',
+        f'{{"a": {_ONE}, "a": {_ONE}}}',
+        f'{{"a": {_ONE[:-1]}, "more": 1}}}}',
+        f'{{"a": {_ONE.replace(chr(34) + "F32" + chr(34), "[]")}}}',
+        f'{{"\\ud800": {_ONE}}}',
+        *(
+            f'{{"a": {_ONE}, "__metadata__": {metadata}}}'
+            for metadata in ("5", "[]", '{"b": 1}', '{"b": {}}', '{"b": NaN}', '{"b": "\\ud800"}')
+        ),
+        f'{{"a": {_ONE}, "__metadata__": {{}}, "__metadata__": {{}}}}',
+        f'{{"a": {_ONE}, "__metadata__": {"[" * 100_000}{"]" * 100_000}}}',
+    ],
+)
+def test_headers_that_engines_cannot_read(tmp_path: Path, header: str | bytes) -> None:
+    """Other readers of JSON take them; the one in the engines does not, and some end over it."""
+    raw = header if isinstance(header, bytes) else header.encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(4))
+    with pytest.raises(BadWeights):
+        files_at(tmp_path)
+
+
+def test_headers_as_others_write_them(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    for header in (f' {{"a": {_ONE}}}  ', f'{{"__metadata__": {{"format": "pt"}}, "a": {_ONE}}}'):
+        file.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(4))
+        assert list(files_at(tmp_path)[0].tensors) == ["a"]
+
+
+def test_a_folder_whose_name_is_a_pattern(tmp_path: Path) -> None:
+    """An engine would read `v1`, where `v[12]` was looked at."""
+    allowed = Allowed(weights_roots=(tmp_path,), lora_roots=(tmp_path,))
+    for name in ("v[12]", "*", "v?"):
+        folder = checkpoint(tmp_path / name, 1)
+        link = tmp_path / "link"
+        link.symlink_to(folder)
+        for path in (folder, link):
+            with pytest.raises(RuntimeFault, match="pattern"):
+                looked_at(DiskWeights(str(path)), allowed, model=None, check_finite=False)
+            with pytest.raises(RuntimeFault, match="pattern"):
+                all_below(allowed.lora_roots, str(path))
+        link.unlink()
