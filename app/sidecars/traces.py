@@ -42,7 +42,11 @@ class Traces:
             await asyncio.sleep(_LOOK_S)
 
     def _sizes(self) -> dict[str, int]:
-        return {name: (self.folder / name).stat().st_size for name in self._listed() - self._before}
+        new = self._listed() - self._before
+        try:
+            return {name: (self.folder / name).stat().st_size for name in new}
+        except OSError:  # one was taken away between the two looks
+            return {}
 
     async def artifacts(self) -> tuple[ProfileArtifact, ...]:
         return await asyncio.to_thread(self._artifacts, await self.new())

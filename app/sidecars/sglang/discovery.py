@@ -64,7 +64,6 @@ class Discovered:
     draft_root: str | None = None
     adapters: bool = False
     lora_slots: int | None = None
-    kv_events: Mapping[str, Any] | None = None
 
     def has(self, *paths: str) -> bool:
         return self.paths >= set(paths)
@@ -118,7 +117,6 @@ async def _discover(http: EngineHttp) -> Discovered:
         draft_root=(_text(info, "speculative_draft_model_path") or "") if drafting else None,
         adapters=info.get("enable_lora") is True and sizes["dp"] == 1,
         lora_slots=_number(info, "max_loaded_loras"),
-        kv_events=_events(info),
     )
 
 
@@ -156,14 +154,6 @@ async def _paths(http: EngineHttp) -> frozenset[str]:
     if not isinstance(paths, dict):
         raise Unreadable("the engine's list of routes cannot be read")
     return frozenset(str(path) for path in paths)
-
-
-def _events(info: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    try:
-        found = json.loads(_text(info, "kv_events_config") or "null")
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and found.get("publisher") == "zmq" else None
 
 
 def _first_of(found: Any) -> Mapping[str, Any]:

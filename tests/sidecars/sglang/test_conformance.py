@@ -31,7 +31,16 @@ SHORT = (
 NOT_OFFERED = (
     "session.", "reconfigure.", "credentials.", "kvevents.", "rank.", "restart.", "unsupported.",
 )  # fmt: skip
-NOT_SHOWN: set[str] = set()
+NOT_SHOWN = {
+    "refusal.model-required",
+    "cancel.not-offered",
+    "release.refuses",
+    "pause.refuse",
+    "pause.hold-and-refuse",
+    "lora.evicts",
+    "update.nobody-joins",
+    "abort.kv-session",
+}
 
 
 @asynccontextmanager
