@@ -362,9 +362,9 @@ class Sglang:
                 f"LoRA with name {name} does not exist. Loaded LoRAs: odict_keys("
                 f"{list(self.loras)})"
             )
-        while any(one.adapter == name for one in self.requests):
+        path = self.loras.pop(name)
+        while any(one.adapter == path for one in self.requests):
             await self._moved.wait()
-        del self.loras[name]
 
     def stop_profile(self) -> None:
         """Raises No: none is under way; Death: it cannot be written."""

@@ -12,6 +12,7 @@ import pytest
 from app.rpc.openengine.v1 import lifecycle_pb2, server_pb2
 from app.sidecars.serving import CannotServe
 from tests.doubles.engine_http import After, Answer
+from tests.doubles.sglang_replies import ranks_of
 from tests.enginekit.client import client_of, pb, refused, until
 from tests.sidecars.checkpoints import checkpoint
 from tests.sidecars.sglang.running import Served, asked, served
@@ -70,6 +71,10 @@ async def test_what_the_first_rank_alone_has_said(tmp_path: Path) -> None:
         # Messages of ranks come joined, and counts as a list.
         update = await it.client.completed(it.client.update("v2", pause="abort", disk=it.disk))
         assert len(update.update_weights.evidence) == 2
+        partly = {"success": True, "message": "", "ranks": ranks_of(it.model)[:1]}
+        it.sglang.next("/weights_checker", Answer(200, partly), Answer(200, partly))
+        once_more = it.client.update("v3", pause="abort", disk=it.disk)
+        assert "NOT_VERIFIED" in await warnings_of(it, once_more)
         profile = await it.client.profile()
         assert list(profile.weight_sources) == [pb.WEIGHT_SOURCE_KIND_DISK]
         assert not profile.weight_sessions
