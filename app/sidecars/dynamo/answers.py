@@ -84,7 +84,8 @@ class Metrics(Samples):
         """Requests of the endpoint that generates, those of a paused engine among them. None: it
         has not served any endpoint yet."""
         found = self.total("dynamo_component_inflight_requests", dynamo_endpoint=_GENERATE)
-        return None if found is None else int(found)
+        # A gauge that has been counted down once too often is none that anybody waits for.
+        return None if found is None else max(int(found), 0)
 
     @property
     def model(self) -> str | None:

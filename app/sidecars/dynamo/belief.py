@@ -19,18 +19,24 @@ SAME_START_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Of one life of a worker. `started_at` in Unix seconds, by this machine's clock. None: not
-    told."""
+    """Of one life of a worker. `started_at` in Unix seconds, by this machine's clock, which may be
+    set; `since_boot` in seconds of the one that is not. None: not told."""
 
     worker_id: str | None
     started_at: float | None
+    since_boot: float | None = None
 
     def same_process(self, other: Identity) -> bool:
-        """Two starts that both tell when they were. What cannot be told apart is the same: what was
-        wrong with it stays wrong."""
-        if self.started_at is None or other.started_at is None:
+        """Two starts that were at one time, by either clock. What cannot be told apart is the same:
+        what was wrong with it stays wrong."""
+        starts = (
+            (self.started_at, other.started_at),
+            (self.since_boot, other.since_boot),
+        )
+        told = [(one, two) for one, two in starts if one is not None and two is not None]
+        if not told:
             return self.worker_id == other.worker_id
-        return abs(self.started_at - other.started_at) < SAME_START_S
+        return any(abs(one - two) < SAME_START_S for one, two in told)
 
     def same_life(self, other: Identity) -> bool:
         return self.worker_id == other.worker_id and self.same_process(other)
@@ -88,7 +94,7 @@ class Belief:
 
     def document(self, identity: Identity) -> dict[str, Any]:
         return {
-            "worker": [identity.worker_id, identity.started_at],
+            "worker": [identity.worker_id, identity.started_at, identity.since_boot],
             "paused": None if self.paused is None else self.paused.value,
             "asleep": self.asleep,
             "weights": self.weights.value,
@@ -103,8 +109,7 @@ class Belief:
         if document is None:
             return None
         try:
-            worker_id, started_at = document["worker"]
-            if not identity.same_process(Identity(worker_id, started_at)):
+            if not identity.same_process(Identity(*document["worker"])):
                 return None
             paused, version = document["paused"], document["version"]
             return cls(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from app.enginekit.runtime import Order, RuntimeFault
+from app.enginekit.runtime import Order
 from app.sidecars.carried import Carried
-from app.sidecars.dynamo.worker import ROUTE_NOT_THERE, DynamoWorker
+from app.sidecars.dynamo.worker import DynamoWorker, NothingSent
 
 
 class WorkerOrder(Carried):
@@ -17,12 +17,11 @@ class WorkerOrder(Carried):
 
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:
-        """Around the first call that may change something. A worker without the route has changed
-        nothing, and would not have that of the undoing either."""
+        """Around the first call that may change something. What has not reached the worker needs no
+        undoing, and one without the route would not have that of the undoing either."""
         before, self.sent = self.sent, True
         try:
             yield
-        except RuntimeFault as fault:
-            if fault.reason == ROUTE_NOT_THERE:
-                self.sent = before
+        except NothingSent:
+            self.sent = before
             raise

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.sidecars.allowed import Allowed
 from app.sidecars.dynamo.answers import worker_text
-from app.sidecars.dynamo.discovery import Discovered, discover
+from app.sidecars.dynamo.discovery import Clocks, Discovered, discover
 from app.sidecars.dynamo.runtime import DynamoRuntime
 from app.sidecars.dynamo.watching import DynamoWatch
 from app.sidecars.dynamo.worker import DynamoWorker
@@ -27,7 +25,7 @@ class DynamoDialect:
     kind: WorkerKind | None = None
     model: str | None = None
     model_path: Path | None = None
-    now: Callable[[], float] = time.time
+    clocks: Clocks = field(default_factory=Clocks)
     name = "dynamo"
 
     def connect(self, url: str, patience: Patience) -> EngineHttp:
@@ -35,7 +33,7 @@ class DynamoDialect:
         return EngineHttp(url, words=worker_text, alive_path="/metrics", patience=patience)
 
     async def discover(self, http: EngineHttp, _allowed: Allowed) -> Discovered:
-        return await discover(http, self.now, kind=self.kind, model=self.model)
+        return await discover(http, self.clocks, kind=self.kind, model=self.model)
 
     async def attach(
         self, http: EngineHttp, found: Discovered, allowed: Allowed, notes: Notes, look_s: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,14 @@ _TOLD_BY = {
     WorkerKind.VLLM: ("get_weight_version", "version_declared"),
     WorkerKind.VLLM_SIDECAR: ("control/is_paused", "is_paused"),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """In seconds: Unix time, and the one of this machine that is never set."""
+
+    now: Callable[[], float] = time.time
+    since_boot: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +55,7 @@ class Discovered:
 
 async def discover(
     http: EngineHttp,
-    now: Callable[[], float],
+    clocks: Clocks,
     *,
     kind: WorkerKind | None = None,
     model: str | None = None,
@@ -54,7 +63,7 @@ async def discover(
     """`kind` None: one that can be told. Raises NotSent, NoAnswer (among others: it serves no
     endpoint yet), Refused, WrongAnswer."""
     metrics = metrics_of(await http.read("/metrics"))
-    identity = identity_of(metrics, now)
+    identity = identity_of(metrics, clocks)
     if identity.started_at is None:
         raise WrongAnswer("no system server of a Dynamo worker answers there")
     if metrics.in_flight is None:
@@ -74,9 +83,11 @@ async def discover(
     )
 
 
-def identity_of(metrics: Metrics, now: Callable[[], float]) -> Identity:
+def identity_of(metrics: Metrics, clocks: Clocks) -> Identity:
     uptime_s = metrics.uptime_s
-    return Identity(metrics.worker_id, None if uptime_s is None else now() - uptime_s)
+    if uptime_s is None:
+        return Identity(metrics.worker_id, None)
+    return Identity(metrics.worker_id, clocks.now() - uptime_s, clocks.since_boot() - uptime_s)
 
 
 async def _kind(http: EngineHttp) -> WorkerKind:

@@ -8,6 +8,7 @@ from app.domain.kinds import WeightsState
 from app.domain.operation import OperationWarning
 from app.enginekit.runtime import Conclusion, RuntimeFault
 from app.sidecars.dynamo.carried import WorkerOrder
+from app.sidecars.dynamo.worker import DynamoWorker
 from app.sidecars.faults import refused, remaining_s
 
 OPENED_BRIEFLY = OperationWarning(
@@ -28,6 +29,8 @@ UNROUTED = OperationWarning(
 )
 LONGEST_DRAIN_S = 3_600.0
 _ALREADY = "already"
+# Of the time that the kit gives a rollback.
+_UNDO_S = 20.0
 
 
 class CarriedRelease(WorkerOrder):
@@ -35,6 +38,7 @@ class CarriedRelease(WorkerOrder):
     requests before it sleeps. One without a pause closes and drains by itself."""
 
     async def prepare(self) -> None:
+        self.worker.may_move()
         if self.worker.found.routes.pause is None:
             return
         if self.worker.belief.paused is None:
@@ -53,7 +57,8 @@ class CarriedRelease(WorkerOrder):
                 left_s = remaining_s(self.order.deadline_at)
                 if routes.limit is not None:  # that it gives up before it is given up on
                     body[routes.limit] = min(left_s, LONGEST_DRAIN_S) * 0.9
-                said = await worker.order(routes.sleep, body, within_s=left_s)
+                longest_s = worker.longest_s(self.order.deadline_at)
+                said = await worker.through(worker.order(routes.sleep, body, within_s=longest_s))
         except RuntimeFault:
             if not self.sent:
                 worker.believe(belief)
@@ -67,9 +72,9 @@ class CarriedRelease(WorkerOrder):
             raise RuntimeFault("ASLEEP_ALREADY", "somebody else has put the worker to sleep")
 
     async def undo(self) -> None:
-        worker = self.worker
-        await wake(self)
-        worker.believe(replace(worker.belief, asleep=False))
+        """Once it sleeps: woken before that it says that it is awake, and falls asleep then."""
+        await self.worker.ended(_UNDO_S)
+        await self.worker.through(wake(self.worker, self.order.deadline_at))
 
     async def conclude(self) -> Conclusion:
         return Conclusion(warnings=(KV_GOES_ALONG, UNROUTED))
@@ -79,12 +84,15 @@ class CarriedRestore(WorkerOrder):
     """Wholly, always: one that is woken in part counts itself as awake, and takes back the rest of
     its memory never."""
 
+    async def prepare(self) -> None:
+        self.worker.may_move()
+
     async def commit(self) -> None:
         async with self.sending():
-            await wake(self)
-        self.worker.believe(replace(self.worker.belief, asleep=False))
+            await self.worker.through(wake(self.worker, self.order.deadline_at))
 
     async def undo(self) -> None:
+        await self.worker.ended(_UNDO_S)
         raise RuntimeFault("NOT_UNDONE", "what was restored cannot be given back for sure")
 
     async def conclude(self) -> Conclusion:
@@ -92,14 +100,14 @@ class CarriedRestore(WorkerOrder):
         return Conclusion(warnings=(OPENED_BRIEFLY if pauses else OPENED,))
 
 
-async def wake(carried: WorkerOrder) -> None:
+async def wake(worker: DynamoWorker, deadline_at: float) -> None:
     """Raises RuntimeFault."""
-    worker = carried.worker
     route = worker.found.routes.wake
     assert route is not None
     try:
-        await worker.order(route, {}, within_s=remaining_s(carried.order.deadline_at))
+        await worker.order(route, {}, within_s=worker.longest_s(deadline_at))
     finally:
         # Without an answer, or with a refusal, it may be open all the same.
         if worker.found.routes.pause is not None:
             await worker.freeze()
+    worker.believe(replace(worker.belief, asleep=False))

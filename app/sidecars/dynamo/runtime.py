@@ -42,7 +42,16 @@ class DynamoRuntime(CarryingRuntime):
     """Implements ``app.enginekit.runtime.Runtime`` for one life of a worker. Requests come to it by
     Dynamo's own plane, never through here."""
 
-    harmless = (CarriedPause, CarriedResume, CarriedFlush, CarriedLoad, CarriedUnload)
+    # A sleep keeps the weights; whether it has come is noted, and so is one of unknown depth.
+    harmless = (
+        CarriedPause,
+        CarriedResume,
+        CarriedFlush,
+        CarriedLoad,
+        CarriedUnload,
+        CarriedRelease,
+        CarriedRestore,
+    )
 
     def __init__(self, worker: DynamoWorker, watch: DynamoWatch, model_path: Path | None) -> None:
         super().__init__(watch)
@@ -114,6 +123,10 @@ class DynamoRuntime(CarryingRuntime):
         for request_id in request_ids:
             await self._worker.order(route, {"request_id": request_id})
         return AbortTally(dict.fromkeys(request_ids, AbortOutcome.UNVERIFIED))
+
+    async def close(self) -> None:
+        await super().close()
+        await self._worker.let_go()
 
     async def probe(self) -> None:
         if not await self._worker.is_alive():

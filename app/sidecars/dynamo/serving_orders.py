@@ -102,6 +102,7 @@ class CarriedResume(WorkerOrder):
         self._in_flight = 0
 
     async def prepare(self) -> None:
+        self.worker.may_move()
         self.worker.belief.may_resume()
         self._in_flight = (await self.worker.metrics()).in_flight or 0
 

@@ -15,7 +15,6 @@ from app.sidecars.checkpoints import Checkpoint, looked_at
 from app.sidecars.dynamo.carried import WorkerOrder
 from app.sidecars.dynamo.serving_orders import FLUSHED
 from app.sidecars.dynamo.worker import DynamoWorker
-from app.sidecars.faults import remaining_s
 from app.sidecars.safetensors import BadWeights
 
 # How the worker with vLLM in it refuses before it has touched anything.
@@ -44,6 +43,7 @@ class CarriedUpdate(WorkerOrder):
         self._checkpoint: Checkpoint | None = None
 
     async def prepare(self) -> None:
+        self.worker.may_move()
         try:
             self._checkpoint = await asyncio.to_thread(
                 looked_at,
@@ -70,11 +70,11 @@ class CarriedUpdate(WorkerOrder):
             "weight_version": version,
             **worker.found.routes.update_options,
         }
+        worker.believe(replace(worker.belief, weights=WeightsState.INCONSISTENT))
         try:
             async with self.sending():
-                worker.believe(replace(worker.belief, weights=WeightsState.INCONSISTENT))
-                left_s = remaining_s(self.order.deadline_at)
-                said = await worker.order(route, body, within_s=left_s)
+                longest_s = worker.longest_s(self.order.deadline_at)
+                said = await worker.through(worker.order(route, body, within_s=longest_s))
         except RuntimeFault as fault:
             if fault.message.startswith(_NOT_PAUSED):
                 self._unchanged = True

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from app.domain.kinds import PauseMode
 from app.enginekit.runtime import RuntimeFault
@@ -23,11 +23,22 @@ from app.sidecars.dynamo.answers import (
 from app.sidecars.dynamo.belief import SAME_START_S, Belief
 from app.sidecars.dynamo.discovery import Discovered
 from app.sidecars.dynamo.workers import Route
-from app.sidecars.faults import told
-from app.sidecars.http import EngineHttp, Refused
+from app.sidecars.faults import fault_of, remaining_s, told
+from app.sidecars.http import EngineHttp, NoAnswer, NotSent, Refused
 from app.sidecars.notes import Notes
 
+T = TypeVar("T")
+
 ROUTE_NOT_THERE = "ROUTE_NOT_THERE"
+_LONGEST_VERSION = 1024
+
+
+class NothingSent(RuntimeFault):
+    """The worker was not given the order, or has no callback for it: nothing was done."""
+
+    @classmethod
+    def of(cls, fault: RuntimeFault) -> NothingSent:
+        return cls(fault.reason, fault.message, retryable=fault.retryable, code=fault.code)
 
 
 class DynamoWorker(Believing[Belief]):
@@ -41,6 +52,7 @@ class DynamoWorker(Believing[Belief]):
         self.found = found
         self.allowed = allowed
         self._started = math.inf  # on the event loop's clock, as reckoned first
+        self._going: asyncio.Task[Any] | None = None
 
     @classmethod
     async def attach(
@@ -110,6 +122,8 @@ class DynamoWorker(Believing[Belief]):
             found = answer.json().get(name)
             if found is not None and not isinstance(found, str):
                 raise Unreadable("the worker's version of its weights is no text")
+            if found is not None and len(found) > _LONGEST_VERSION:
+                raise Unreadable("the worker's version of its weights is too long")
         self.believe(replace(self.belief, version=found or None))
         return self.belief.version
 
@@ -138,21 +152,59 @@ class DynamoWorker(Believing[Belief]):
         self, route: Route, body: Mapping[str, Any], *, within_s: float | None = None
     ) -> Mapping[str, Any]:
         """An order is for the life of the worker that it was given to. A callback goes on to its
-        end whether anybody waits for it or not. Raises RuntimeFault; ROUTE_NOT_THERE, with which
-        nothing was done."""
-        await self.metrics()
+        end whether anybody waits for it or not. Raises RuntimeFault; NothingSent, among others for
+        ROUTE_NOT_THERE."""
+        try:
+            await self.metrics()
+        except RuntimeFault as fault:
+            raise NothingSent.of(fault) from fault
         with told():
             try:
                 answer = await self.http.post(f"/engine/{route.path}", body=body, within_s=within_s)
+            except NotSent as error:
+                raise NothingSent.of(fault_of(error)) from error
             except Refused as error:
                 if error.status != 404:
                     raise
                 text = f"the worker has no route {route.path}, or keeps it from everybody"
-                raise RuntimeFault(ROUTE_NOT_THERE, text, code="UNIMPLEMENTED") from error
+                raise NothingSent(ROUTE_NOT_THERE, text, code="UNIMPLEMENTED") from error
             failure = failure_of(answer)
             if failure is None:
                 return carried_out(answer, route.says)
         raise RuntimeFault("ENGINE_REFUSED", failure)
+
+    def longest_s(self, deadline_at: float) -> float:
+        """That it may be at an order which changes memory or weights, and that was given up."""
+        return remaining_s(deadline_at) + self.http.patience.control_s
+
+    def may_move(self) -> None:
+        """Raises RuntimeFault while the worker is at a call that nobody waits for any more."""
+        if self._going is not None and not self._going.done():
+            raise RuntimeFault(
+                "WORKER_BUSY", "the worker is still at an earlier order", retryable=True
+            )
+
+    async def through(self, work: Coroutine[Any, Any, T]) -> T:
+        """Calls that are not broken off with whoever waits for them, since the worker goes on with
+        them: what follows from them is seen to when they end. One at a time."""
+        going = self._going = asyncio.create_task(work)
+        going.add_done_callback(_look_at)
+        return await asyncio.shield(going)
+
+    async def ended(self, within_s: float) -> None:
+        """Raises RuntimeFault: the last of them has not, or nobody knows how."""
+        if self._going is None:
+            return
+        await asyncio.wait({self._going}, timeout=within_s)
+        self.may_move()
+        fault = self._going.exception()
+        if fault is not None and isinstance(fault.__cause__, NoAnswer):
+            raise RuntimeFault("NOT_UNDONE", "whether the worker has done it is not known")
+
+    async def let_go(self) -> None:
+        if self._going is not None:
+            self._going.cancel()
+            await asyncio.wait({self._going})
 
     async def pause(self, mode: PauseMode, *, within_s: float | None = None) -> None:
         """Raises RuntimeFault."""
@@ -176,3 +228,9 @@ class DynamoWorker(Believing[Belief]):
         await self.order(resume, {})
         if await self.paused():
             raise RuntimeFault("RESUME_NOT_SEEN", "somebody else has paused the engine meanwhile")
+
+
+def _look_at(going: asyncio.Task[Any]) -> None:
+    """Whoever waited was told."""
+    if not going.cancelled():
+        going.exception()

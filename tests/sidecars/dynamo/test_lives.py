@@ -194,6 +194,10 @@ def test_beliefs_are_of_one_life() -> None:
     assert Belief.of(document, Identity("b", 1000.0)) == belief
     # Under the same one it may be another: an id that is made of a name comes again.
     assert Belief.of(document, Identity("a", 1060.0)) is None
+    # A clock that was set since then tells another time, and the one that is never set does not.
+    uptime = json.loads(json.dumps(belief.document(Identity("a", 1000.0, 50.0))))
+    assert Belief.of(uptime, Identity("a", 4600.0, 50.2)) == belief
+    assert Belief.of(uptime, Identity("a", 4600.0, 90.0)) is None
     assert Belief.of(None, identity) is None
     damaged: tuple[Any, ...] = ({}, [], {**document, "paused": "?"}, {**document, "adapters": 5})
     for one in damaged:

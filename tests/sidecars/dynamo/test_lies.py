@@ -1,0 +1,137 @@
+"""Orders that a worker goes on with when they are given up, and that never reached it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.sidecars.answers import Answer as Answered
+from app.sidecars.dynamo.answers import metrics_of
+from tests.doubles.dynamo_http import DynamoDouble
+from tests.enginekit.client import pb, refused, until
+from tests.sidecars.checkpoints import checkpoint
+from tests.sidecars.dynamo.over import asked, over_worker
+
+pytestmark = pytest.mark.anyio
+
+
+def _slow(double: DynamoDouble, name: str) -> Callable[[], Awaitable[None]]:
+    """The worker takes until it is told to go on."""
+    go_on, carry_out = asyncio.Event(), getattr(double.worker, name)
+
+    async def slow(body: Any) -> Any:
+        await go_on.wait()
+        return await carry_out(body)
+
+    setattr(double.worker, name, slow)
+
+    async def let_it() -> None:
+        setattr(double.worker, name, carry_out)
+        go_on.set()
+
+    return let_it
+
+
+async def test_a_worker_that_falls_asleep_late_is_woken_then(tmp_path: Path) -> None:
+    """Asked before that it says that it is awake, and would be asleep behind an open gate."""
+    async with over_worker(tmp_path) as (double, client, _):
+        let_it = _slow(double, "sleep")
+        releasing = asyncio.create_task(client.failed(client.release("weights", deadline_ms=300)))
+        await until(lambda: double.orders("control/sleep"))
+        await asyncio.sleep(0.4)  # the order's own deadline
+        assert not double.orders("control/wake_up")
+        await let_it()
+        failed = await releasing
+        assert failed.reason == "DEADLINE_EXCEEDED"
+        assert failed.effect == pb.FAILURE_EFFECT_ROLLED_BACK
+        assert (double.worker.level, double.worker.state) == (0, "open")
+        state = (await client.profile()).state
+        assert not state.released
+        assert state.weights.state == pb.WEIGHTS_STATE_VALID
+        assert await (await asked(double.worker, 3)) == 3
+
+
+async def test_a_worker_that_wakes_late_is_closed_then(tmp_path: Path) -> None:
+    """It opens itself when it wakes, whoever has gone meanwhile."""
+    async with over_worker(tmp_path) as (double, client, _):
+        await client.completed(client.release("weights"))
+        let_it = _slow(double, "wake_up")
+        epoch = (await client.profile()).release_epoch
+        order = client.restore("weights", epoch=epoch, deadline_ms=300)
+        restoring = asyncio.create_task(client.failed(order))
+        await until(lambda: double.orders("control/wake_up"))
+        await asyncio.sleep(0.4)  # the order's own deadline
+        await let_it()
+        assert (await restoring).effect == pb.FAILURE_EFFECT_APPLIED_IN_PART
+        assert (double.worker.level, double.worker.state) == (0, "all")
+
+        async def awake() -> bool:
+            state = (await client.profile()).state
+            return not (state.released or state.ranks)
+
+        await until(awake)
+        await client.completed(client.resume((await client.profile()).pause_epoch))
+        assert await (await asked(double.worker, 3)) == 3
+
+
+async def test_nothing_crosses_an_update_that_was_given_up(tmp_path: Path) -> None:
+    async with over_worker(tmp_path) as (double, client, root):
+        await client.completed(client.pause("abort"))
+        let_it = _slow(double, "update_weights_from_disk")
+        disk = pb.DiskWeights(path=str(checkpoint(root / "new", 2)))
+        failed = await client.failed(client.update("v2", disk=disk, deadline_ms=300))
+        assert failed.effect == pb.FAILURE_EFFECT_APPLIED_IN_PART
+        again = await client.failed(client.update("v3", disk=disk))
+        assert (again.reason, again.retryable) == ("WORKER_BUSY", True)
+        assert len(double.orders("update_weights_from_disk")) == 1
+        await let_it()
+        await until(lambda: double.worker.version == "v2")
+        epoch = (await client.profile()).pause_epoch
+        assert (await refused(client.stream(client.resume(epoch)))).reason == "WEIGHTS_NOT_VALID"
+
+        async def updated() -> bool:
+            events = await client.order(client.update("v3", disk=disk))
+            return events[-1].HasField("completed")
+
+        await until(updated)
+        await client.completed(client.resume(epoch))
+
+
+async def test_an_order_that_did_not_reach_the_worker_leaves_its_weights_right(
+    tmp_path: Path,
+) -> None:
+    """A disk that is full, here: what could not be noted is not begun."""
+    async with over_worker(tmp_path) as (double, client, root):
+        await client.completed(client.pause("abort"))
+        disk = pb.DiskWeights(path=str(checkpoint(root / "new", 2)))
+        (tmp_path / "data" / "engine.new").mkdir()
+        for order in (client.update("v2", disk=disk), client.release("weights")):
+            failed = await client.failed(order)
+            assert (failed.reason, failed.retryable) == ("NOTES_UNWRITABLE", True)
+            assert failed.effect == pb.FAILURE_EFFECT_ROLLED_BACK
+        assert [name for name, _ in double.orders()] == ["pause_generation"]
+        state = (await client.profile()).state
+        assert state.weights.state == pb.WEIGHTS_STATE_VALID
+        assert not state.released
+        (tmp_path / "data" / "engine.new").rmdir()
+        await client.completed(client.update("v2", disk=disk))
+
+
+async def test_a_version_that_nobody_could_be_told_is_none(tmp_path: Path) -> None:
+    async with over_worker(tmp_path) as (double, client, _):
+        double.worker.version = "v" * (5 << 20)
+
+        async def unknown() -> bool:
+            state = (await client.profile()).state
+            return state.weights.state == pb.WEIGHTS_STATE_UNKNOWN
+
+        await until(unknown)
+
+
+def test_a_count_below_nothing_is_nothing() -> None:
+    text = b'dynamo_component_inflight_requests{dynamo_endpoint="generate"} -2\n'
+    assert metrics_of(Answered(200, text)).in_flight == 0
