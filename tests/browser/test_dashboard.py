@@ -157,6 +157,7 @@ async def test_a_session_that_ends_takes_nothing_of_what_was_typed(
         assert all("status of 401" in one for one in board.refused), board.refused
 
 
+@pytest.mark.long
 async def test_a_reader_sees_what_is_missing(
     chromium: Browser, tmp_path: Path, provider: RealProvider
 ) -> None:
@@ -215,6 +216,7 @@ async def test_what_others_wrote_is_text(
         assert await page.evaluate("window.hurt") is None
 
 
+@pytest.mark.long
 async def test_several_engines_at_once(
     chromium: Browser, tmp_path: Path, provider: RealProvider
 ) -> None:
@@ -246,6 +248,7 @@ async def test_several_engines_at_once(
         await board.sees("1 of 1 succeeded.", "dialog")
 
 
+@pytest.mark.long
 async def test_a_freeze_is_set_met_and_lifted(
     chromium: Browser, tmp_path: Path, provider: RealProvider
 ) -> None:
