@@ -1,6 +1,5 @@
 // How an engine stands, in one word, and why.
 import { html } from "../core/html.js";
-import { gatewayTime } from "../core/skew.js";
 import { Badge } from "./badge.js";
 import { words } from "./words.js";
 
@@ -56,8 +55,7 @@ export function Condition({ engine }) {
   return html`<${Badge} tone=${condition.tone} icon=${condition.icon} title=${condition.why}>${condition.label}<//>`;
 }
 
-/** How old what is known of it is, ms; null: nothing is known. */
-export function ageOf(engine, now) {
-  const at = engine.health.observed_at;
-  return at ? gatewayTime(now) - Date.parse(at) : null;
+/** When it answered last: of one that does not, that is when its facts are from. */
+export function seenAt({ health, facts }) {
+  return health.state === "unreachable" ? facts?.observed_at : health.observed_at;
 }

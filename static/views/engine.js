@@ -11,7 +11,7 @@ import { GROUPS, ORDERS, named } from "../orders/catalogue.js";
 import { OrderDialog } from "../orders/dialog.js";
 import { Action, Age, Copy, Facts, Labels, Progress } from "../parts/bits.js";
 import { OperationState } from "../parts/badge.js";
-import { Condition, STALE_MS, conditionOf } from "../parts/condition.js";
+import { Condition, STALE_MS, conditionOf, seenAt } from "../parts/condition.js";
 import { useLoad } from "../parts/load.js";
 import { OperationTable } from "../parts/operations.js";
 import { Empty, Failure, Loading, Note } from "../parts/states.js";
@@ -53,10 +53,12 @@ function Engine({ engine }) {
   const condition = conditionOf(engine);
   const { facts } = engine;
   const path = `v1/engines/${encodeURIComponent(engine.id)}`;
-  const [capabilities] = useLoad((signal) => get(`${path}/capabilities`, { signal }), `${engine.id} ${facts?.instance_id}`);
-  const [info] = useLoad((signal) => get(`${path}/info`, { signal }), `${engine.id} ${engine.revision}`);
+  // Asked anew of an engine that is another one, or that answers again.
+  const away = engine.health.state === "unreachable";
+  const [capabilities] = useLoad((signal) => get(`${path}/capabilities`, { signal }), `${engine.id} ${facts?.instance_id} ${away}`);
+  const [info] = useLoad((signal) => get(`${path}/info`, { signal }), `${engine.id} ${engine.revision} ${away}`);
   return html`<div class="head"><h1>${engine.id}</h1><${Condition} engine=${engine} /><${Labels} labels=${engine.labels} /><${Freezing} engine=${engine} me=${me} /></div>
-    <p class="dim why">${condition.why} Seen <${Age} at=${engine.health.observed_at} stale=${STALE_MS} />.</p>
+    <p class="dim why">${condition.why} Seen <${Age} at=${seenAt(engine)} stale=${STALE_MS} />.</p>
     ${engine.frozen && html`<${Note} tone="cold" icon="snow"><b>Frozen until ${atFull(engine.frozen.until)}.</b> ${engine.frozen.reason} <span class="dim">By ${engine.frozen.by.subject}.</span><//>`}
     <${UnderWay} engine=${engine} />
     <${OrderBar} engine=${engine} can=${capabilities.data} problem=${capabilities.problem} me=${me} />

@@ -16,7 +16,7 @@ const under = (engine) => `v1/engines/${encodeURIComponent(engine.id)}`;
 
 /** `read` again whenever the engine's revision is another. */
 function useOf(engine, what) {
-  return useLoad((signal) => get(`${under(engine)}/${what}`, { signal }), `${engine.id} ${engine.revision}`);
+  return useLoad((signal) => get(`${under(engine)}/${what}`, { signal }), `${engine.id} ${engine.revision} ${engine.health.state === "unreachable"}`);
 }
 
 function Held({ state: [{ data, problem }, again], children, refusedTitle }) {
@@ -49,6 +49,7 @@ export function Adapters({ engine, me, can }) {
   const order = (kind, name) => setQuery({ order: kind, name }, { replace: false });
   const refused = refusedFor(me, "admin:adapters", engine);
   const offers = (kind) => can?.operations.includes(kind);
+  if (!engine.facts) return html`<${Empty} title="Which there are is not known." />`;
   return html`${adapters.length === 0
     ? html`<${Empty} title="No adapter is loaded." />`
     : html`<div class="scroll"><table><thead><tr><th scope="col">Name</th><th scope="col">Number</th><th scope="col"><span class="sr">Orders</span></th></tr></thead><tbody>

@@ -5,7 +5,7 @@ import { to } from "../core/place.js";
 import { route, setQuery } from "../core/router.js";
 import { KeptStore, useStore } from "../core/store.js";
 import { Age, Labels, OperationLink, Progress } from "../parts/bits.js";
-import { CONDITIONS, Condition, STALE_MS, conditionOf } from "../parts/condition.js";
+import { CONDITIONS, Condition, STALE_MS, conditionOf, seenAt } from "../parts/condition.js";
 import { Badge, OperationState } from "../parts/badge.js";
 import { Icon } from "../parts/icons.js";
 import { Sparkline } from "../parts/sparkline.js";
@@ -112,7 +112,7 @@ function Row({ engine, running, usual, on }) {
     <td data-label="Role">${engine.facts ? title(engine.facts.role) : ""}</td>
     <td data-label="Under way"><${Running} engine=${engine} operation=${running} /></td>
     <td data-label="Requests"><${Sparkline} engine=${engine.id} /></td>
-    <td data-label="Seen"><${Age} at=${engine.health.observed_at} stale=${STALE_MS} /></td>
+    <td data-label="Seen"><${Age} at=${seenAt(engine)} stale=${STALE_MS} /></td>
     <td data-label="Revision"><${Revision} engine=${engine} /></td></tr>`, engine, running, usual, on);
 }
 
@@ -123,7 +123,7 @@ function Card({ engine, running, usual, on }) {
     ${engine.frozen && html`<p><${Frozen} frozen=${engine.frozen} /></p>`}<${Released} facts=${engine.facts} />
     <div class="card-facts"><span><${Weights} facts=${engine.facts} usual=${usual} told /></span><span>${engine.facts ? title(engine.facts.role) : ""}</span><span class="grow"></span><${Sparkline} engine=${engine.id} /></div>
     <${Running} engine=${engine} operation=${running} />
-    <p class="card-foot small dim"><span>Seen <${Age} at=${engine.health.observed_at} stale=${STALE_MS} /></span><${Revision} engine=${engine} /></p></li>`, engine, running, usual, on);
+    <p class="card-foot small dim"><span>Seen <${Age} at=${seenAt(engine)} stale=${STALE_MS} /></span><${Revision} engine=${engine} /></p></li>`, engine, running, usual, on);
 }
 
 const stale = (engine) => (engine.health.state === "unreachable" ? "old" : "");
