@@ -62,6 +62,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self._moved = asyncio.Event()
+        self._lock = asyncio.Lock()
 
     def _wake(self) -> None:
         self._moved.set()
@@ -169,7 +170,21 @@ class Worker:
         }
         if self.lora:
             routes |= {"load_lora": self.load_lora, "unload_lora": self.unload_lora}
-        return {name: _told(route) for name, route in routes.items()}
+        one_by_one = {"control/sleep", "control/wake_up", "pause_generation", "resume_generation",
+                      "flush_cache", "update_weights_from_disk"}  # fmt: skip
+        return {
+            name: _told(self._alone(route) if name in one_by_one else route)
+            for name, route in routes.items()
+        }
+
+    def _alone(self, route: Callback) -> Callback:
+        """A drain keeps all of these waiting until it is over, whoever has given up on it."""
+
+        async def waits(body: Any) -> Any:
+            async with self._lock:
+                return await route(body)
+
+        return waits
 
     async def liveness_probe(self, body: dict[str, Any]) -> dict[str, Any]:
         if self.dead:

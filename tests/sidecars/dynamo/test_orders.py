@@ -49,6 +49,23 @@ async def test_a_drain_waits_for_requests(tmp_path: Path, kind: str) -> None:
 
 
 @LONG
+async def test_a_drain_that_is_called_off_is_over_when_its_requests_are(tmp_path: Path) -> None:
+    """The worker takes nothing meanwhile, not even that it is called off."""
+    async with over_worker(tmp_path, token_s=0.02) as (double, client, _):
+        request = await asked(double.worker, 100)
+        order = client.pause("drain")
+        draining = client.stream(order)
+        await until(lambda: double.worker.state == "new")
+        operation = (await anext(aiter(draining))).operation_id
+        await client.cancel(operation)
+        ended = [event async for event in draining][-1]
+        assert ended.WhichOneof("event") == "cancelled"
+        assert await request == 100
+        assert double.worker.state == "open"
+        assert await client.admission() == "open"
+
+
+@LONG
 async def test_an_error_under_status_200_is_a_failure(tmp_path: Path) -> None:
     async with over_worker(tmp_path) as (double, client, _):
         request = await asked(double.worker, 100_000, lora="a")
