@@ -91,7 +91,7 @@ class Sglang:
         self.second_rank_refuses = False
         self.dead = False
         self.cached = False
-        self._snapshot = Snapshot(time.time(), 0, 0)
+        self.last = Snapshot(time.time(), 0, 0)
         self._moved = asyncio.Event()
 
     # ---- the scheduler ----
@@ -109,8 +109,8 @@ class Sglang:
     def snapshot(self) -> Snapshot:
         if not self.held and not self.stuck:
             running = sum(one.runs for one in self.requests)
-            self._snapshot = Snapshot(time.time(), running, len(self.admitted) - running)
-        return self._snapshot
+            self.last = Snapshot(time.time(), running, len(self.admitted) - running)
+        return self.last
 
     @property
     def admitted(self) -> list[Request]:

@@ -27,6 +27,7 @@ from app.sidecars.watching import Orders, Watch
 
 SILENT = "the engine's scheduler does not answer"
 _ASK_S = 2.0
+_FRESH_S = 3.0
 
 
 class SglangWatch(Watch):
@@ -41,7 +42,7 @@ class SglangWatch(Watch):
         self._asked_at = float("-inf")
         self._was_gone = False
         self._silent_since: float | None = None
-        self._held_at: float | None = None
+        self._held: tuple[int, float] | None = None  # orders so far, and the scheduler's account
 
     @property
     def adapters(self) -> frozenset[str]:
@@ -103,7 +104,7 @@ class SglangWatch(Watch):
         engine, before = self._engine, orders()
         if self._silent_since is not None:
             return False
-        paused = await self._paused()
+        paused = await self._paused(before.begun)
         if orders() != before:
             return False  # what was read may be of before or of after
         if paused is not None and paused != (engine.belief.paused is not None):
@@ -114,28 +115,29 @@ class SglangWatch(Watch):
         await engine.read_model()
         return True
 
-    async def _paused(self) -> bool | None:
+    async def _paused(self, begun: int) -> bool | None:
         """None: what is believed may stand. The server is ready when it is neither paused nor has
-        failed a probe, so that it may be open all the same when it is not."""
+        failed a probe, so that it may be open all the same when it is not. `begun`: orders."""
         engine = self._engine
         if await engine.ready():
-            self._held_at = None
+            self._held = None
             return False
         if engine.belief.paused is None:
-            self._held_at = None
+            self._held = None
             return not await self._generates()
         with told():
             found = loads(await engine.http.read("/v1/loads"))
         if not engine.held:
-            # Its front end alone holds requests back: what runs has come past a resume.
-            return False if found.in_flight else None
+            # Its front end alone holds requests back: what runs has come past a resume. An account
+            # that is old says nothing of now.
+            return False if found.in_flight and found.age_s < _FRESH_S else None
         at = max(rank.at for rank in found.ranks)
-        if self._held_at is None:
-            self._held_at = at
-        if at <= self._held_at:
+        if self._held is None or self._held[0] != begun:
+            self._held = begun, at  # an order of ours may have moved it
+        if at <= self._held[1]:
             return None
         # It moves. Whether it is open, a token tells; else its front end alone holds it now.
-        self._held_at = at
+        self._held = None
         if await self._generates():
             return False
         engine.believe(engine.belief.paused_as(engine.belief.paused, Hold.ABORT))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from app.sidecars.serving import CannotServe
 from tests.doubles.engine_http import Die, Hang
-from tests.doubles.sglang_model import Sglang
+from tests.doubles.sglang_model import Sglang, Snapshot
 from tests.enginekit.client import client_of, pb, until
 from tests.sidecars.checkpoints import checkpoint
-from tests.sidecars.sglang.running import Served, served
+from tests.sidecars.sglang.running import Served, asked, served
 
 pytestmark = pytest.mark.anyio
 
@@ -67,7 +68,6 @@ async def test_a_scheduler_that_is_stuck_and_one_that_is_held(tmp_path: Path) ->
     """A pause that holds it is no reason to call it dead; what holds it for good is."""
     async with served(tmp_path) as it:
         await it.client.completed(it.client.pause("keep"))
-        it.model.hold_at = 0
         assert not await _lost(it)
         await it.client.completed(it.client.resume((await it.client.profile()).pause_epoch))
         it.model.stuck = True
@@ -99,3 +99,22 @@ async def test_servers_that_are_not_known_here(tmp_path: Path) -> None:
     with pytest.raises(CannotServe, match="not known here"):
         async with served(tmp_path, version="0.4.9"):
             pass
+
+
+async def test_an_account_that_is_old_says_nothing_of_a_pause(tmp_path: Path) -> None:
+    """Held by the scheduler while it is believed that the front end alone holds requests back: what
+    its last account shows as running does not run."""
+    async with served(tmp_path) as it:
+        request = await asked(it.sglang, "a")
+        await it.client.completed(it.client.pause("abort"))
+        await request
+        it.model.held = True  # by somebody else, in place
+        it.model.last = Snapshot(time.time() - 60, 1, 0)
+        looks = len(it.sglang.calls)
+        await until(lambda: _looked(it, looks))
+        assert await it.client.admission() == "paused"
+
+
+def _looked(it: Served, since: int) -> bool:
+    """At how the requests stand, twice."""
+    return [path for _, path, _, _ in it.sglang.calls[since:]].count("/v1/loads") >= 2
