@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,3 +95,14 @@ def served_models(answer: Answer) -> tuple[ServedModel, ...]:
             )
         )
     return tuple(found)
+
+
+def number_in(config: Mapping[str, Any], name: str) -> int | None:
+    """None: not told, or told as something else."""
+    found = config.get(name)
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def text_in(config: Mapping[str, Any], name: str) -> str | None:
+    found = config.get(name)
+    return found if isinstance(found, str) else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from app.sidecars.answers import Unreadable, served_models
+from app.sidecars.answers import Unreadable, number_in, served_models, text_in
 from app.sidecars.http import EngineHttp, Refused, WrongAnswer
 from app.sidecars.sglang.answers import model_info
 
@@ -81,15 +81,15 @@ async def _discover(http: EngineHttp) -> Discovered:
     model = model_info(await http.read("/model_info"))
     bases = [one for one in served_models(await http.read("/v1/models")) if one.parent is None]
     info = await server_info(http)
-    version = _text(info, "version") or ""
+    version = text_in(info, "version") or ""
     matched = _VERSION.match(version)
     if matched is None or tuple(map(int, matched.groups())) < _OLDEST:
         raise WrongAnswer(f"SGLang {version} is not known here: 0.5.23 and later are")
     await _admitted(http)
-    sizes = {name: _number(info, f"{name}_size") or 1 for name in ("tp", "pp", "dp")}
+    sizes = {name: number_in(info, f"{name}_size") or 1 for name in ("tp", "pp", "dp")}
     attention = info.get("enable_dp_attention") is True
     across = sizes["tp"] * sizes["pp"]
-    told = _number(_first_of(info.get("internal_states")), "world_size")
+    told = number_in(_first_of(info.get("internal_states")), "world_size")
     drafting = bool(info.get("speculative_algorithm"))
     return Discovered(
         version=version,
@@ -103,20 +103,20 @@ async def _discover(http: EngineHttp) -> Discovered:
         pipeline_parallel_size=sizes["pp"],
         data_parallel_size=sizes["dp"],
         attention_parallel=attention,
-        page_size=_number(info, "page_size") or 1,
-        total_tokens=_number(info, "max_total_num_tokens") or _number(info, "max_total_tokens"),
-        max_running=_number(info, "max_running_requests"),
-        max_batched_tokens=_number(info, "max_prefill_tokens"),
-        context_length=bases[0].max_model_len if bases else _number(info, "context_length"),
-        device=_text(info, "device") or "",
+        page_size=number_in(info, "page_size") or 1,
+        total_tokens=number_in(info, "max_total_num_tokens") or number_in(info, "max_total_tokens"),
+        max_running=number_in(info, "max_running_requests"),
+        max_batched_tokens=number_in(info, "max_prefill_tokens"),
+        context_length=bases[0].max_model_len if bases else number_in(info, "context_length"),
+        device=text_in(info, "device") or "",
         saves=info.get("enable_memory_saver") is True,
         backs_up=info.get("enable_weights_cpu_backup") is True,
-        elastic=_text(info, "elastic_ep_backend") is not None,
+        elastic=text_in(info, "elastic_ep_backend") is not None,
         switches=info.get("enable_pd_role_switch") is True and model.role != "null",
-        locked=(_text(info, "weight_cache_mode") or "off") != "off",
-        draft_root=(_text(info, "speculative_draft_model_path") or "") if drafting else None,
+        locked=(text_in(info, "weight_cache_mode") or "off") != "off",
+        draft_root=(text_in(info, "speculative_draft_model_path") or "") if drafting else None,
         adapters=info.get("enable_lora") is True and sizes["dp"] == 1,
-        lora_slots=_number(info, "max_loaded_loras"),
+        lora_slots=number_in(info, "max_loaded_loras"),
     )
 
 
@@ -159,13 +159,3 @@ async def _paths(http: EngineHttp) -> frozenset[str]:
 def _first_of(found: Any) -> Mapping[str, Any]:
     first = found[0] if isinstance(found, list) and found else None
     return first if isinstance(first, dict) else {}
-
-
-def _number(info: Mapping[str, Any], name: str) -> int | None:
-    found = info.get(name)
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
-
-
-def _text(info: Mapping[str, Any], name: str) -> str | None:
-    found = info.get(name)
-    return found if isinstance(found, str) else None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.sidecars.answers import Unreadable, field_of, served_models
+from app.sidecars.answers import Unreadable, field_of, number_in, served_models, text_in
 from app.sidecars.http import EngineHttp, WrongAnswer
 from app.sidecars.vllm.answers import metrics_of
 
@@ -106,11 +106,11 @@ async def _discover(http: EngineHttp) -> Discovered:
     profiler, lora = _part(config, "profiler_config"), _part(config, "lora_config")
     recording = profiler.get("profiler") == "torch"
     sizes = [
-        _number(parallel, f"{name}_parallel_size") or 1 for name in ("tensor", "pipeline", "data")
+        number_in(parallel, f"{name}_parallel_size") or 1 for name in ("tensor", "pipeline", "data")
     ]
     return Discovered(
         version=version,
-        identity=Identity(metrics.started_at, _text(config, "instance_id")),
+        identity=Identity(metrics.started_at, text_in(config, "instance_id")),
         models=tuple(model.name for model in bases),
         root=bases[0].root,
         max_model_len=bases[0].max_model_len,
@@ -119,19 +119,19 @@ async def _discover(http: EngineHttp) -> Discovered:
         tensor_parallel_size=sizes[0],
         pipeline_parallel_size=sizes[1],
         data_parallel_size=sizes[2],
-        block_size=_number(cache, "block_size"),
-        total_blocks=_number(cache, "num_gpu_blocks"),
-        max_running=_number(scheduling, "max_num_seqs"),
-        max_batched_tokens=_number(scheduling, "max_num_batched_tokens"),
-        device=_text(_part(config, "device_config"), "device") or "",
+        block_size=number_in(cache, "block_size"),
+        total_blocks=number_in(cache, "num_gpu_blocks"),
+        max_running=number_in(scheduling, "max_num_seqs"),
+        max_batched_tokens=number_in(scheduling, "max_num_batched_tokens"),
+        device=text_in(_part(config, "device_config"), "device") or "",
         sleeps=_part(config, "model_config").get("enable_sleep_mode") is True,
         elastic=parallel.get("enable_elastic_ep") is True,
         draft=bool(_part(config, "speculative_config")),
-        lora_slots=_number(lora, "max_cpu_loras") or _number(lora, "max_loras"),
-        profile_dir=(_text(profiler, "torch_profiler_dir") or None) if recording else None,
+        lora_slots=number_in(lora, "max_cpu_loras") or number_in(lora, "max_loras"),
+        profile_dir=(text_in(profiler, "torch_profiler_dir") or None) if recording else None,
         profile_shapes=profiler.get("torch_profiler_record_shapes") is True,
         profile_stacks=profiler.get("torch_profiler_with_stack") is True,
-        transfer=_text(_part(config, "weight_transfer_config"), "backend"),
+        transfer=text_in(_part(config, "weight_transfer_config"), "backend"),
     )
 
 
@@ -165,13 +165,3 @@ async def _config(http: EngineHttp) -> Mapping[str, Any]:
 def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = config.get(name)
     return found if isinstance(found, dict) else {}
-
-
-def _number(config: Mapping[str, Any], name: str) -> int | None:
-    found = config.get(name)
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
-
-
-def _text(config: Mapping[str, Any], name: str) -> str | None:
-    found = config.get(name)
-    return found if isinstance(found, str) else None
