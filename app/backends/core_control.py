@@ -138,7 +138,7 @@ def _document(instance_id: str, adapters: tuple[lora_pb2.LoraAdapter, ...]) -> J
             "id": one.lora_id,
             "path": text_of(one.source_path, 4096),
         }
-        for one in sorted(adapters, key=lambda one: one.lora_name)
+        for one in sorted(adapters, key=lambda one: (one.lora_name, one.lora_id, one.source_path))
     ]
     return {"control": {"instance_id": text_of(instance_id), "loras": loras}}
 

@@ -103,7 +103,8 @@ class OpenEngineBackend:
         troubles = (*read.troubles, *readings.troubles_of(profile))
         # Constant for the life of an engine process, unless that can be given another shape.
         reshapes = OperationKind.RECONFIGURE_SERVING in capabilities.operations
-        of = f"{facts.instance_id} {facts.revision if reshapes else ''}"
+        shape = f"{capabilities.world_size} {capabilities.models}"
+        of = f"{facts.instance_id} {facts.revision if reshapes else ''} {shape}"
         if self._described is None or self._described[0] != of:
             self._described = await self._describe(of, ends_at - loop.time())
         if self._described is None:

@@ -157,6 +157,29 @@ class TestDiscovery:
         engine.loras["x"] = SQL_ADAPTER
         assert (await backend.discover(2.0)).facts.revision == 4
 
+    async def test_one_that_grows_is_described_as_it_is_then(
+        self, engine: CoreEngine, backend: EngineBackend
+    ) -> None:
+        async def told() -> tuple[int | None, object]:
+            found = await backend.discover(2.0)
+            return found.capabilities.world_size, found.info["parallelism"]
+
+        before, engine.data_parallel_size = await told(), 3
+        after = await told()
+        assert (before[0], after[0]) == (2, 6)
+        assert before[1] != after[1]
+
+    async def test_the_order_of_a_list_is_no_change(
+        self, engine: CoreEngine, backend: EngineBackend
+    ) -> None:
+        assert engine.loras is not None
+        twice = [lora_pb2.LoraAdapter(lora_name="x", lora_id=number) for number in (1, 2)]
+        revisions = set()
+        for listed in (twice, twice[::-1]):
+            engine.loras = {str(place): one for place, one in enumerate(listed)}
+            revisions.add((await backend.discover(2.0)).facts.revision)
+        assert len(revisions) == 1
+
     async def test_a_row_of_another_dialect_keeps_its_counters(
         self, backend: EngineBackend, states: States
     ) -> None:
