@@ -8,7 +8,9 @@ recorded; that is not repeated. The numbers are rows of the table in docs/sglang
 from __future__ import annotations
 
 import base64
+import json
 import pickle
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -157,3 +159,15 @@ async def test_7_a_profile_to_where_nothing_can_be_written(http: httpx2.AsyncCli
 @pytest.mark.parametrize("mode", ["", "bogus", 7, None])
 async def test_8_a_pause_of_no_known_mode(http: httpx2.AsyncClient, mode: object) -> None:
     assert await post(http, "pause_generation", {"mode": mode}) == 400
+
+
+async def test_9_a_request_for_an_adapter_that_does_not_fit(
+    http: httpx2.AsyncClient, models: Path
+) -> None:
+    """Loaded with success, it ended the server with the first request that named it."""
+    folder = models / "lora-of-a-real-rank"
+    shutil.copytree(models / "lora-one", folder, dirs_exist_ok=True)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "r": 8.0}))
+    body = {"lora_name": "t", "lora_path": str(folder)}
+    assert await post(http, "load_lora_adapter", body) == 400

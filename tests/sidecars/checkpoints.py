@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import struct
 from pathlib import Path
+from typing import Any
 
 from app.conformance.tensors import Tensor, written
 
@@ -21,9 +24,19 @@ def checkpoint(folder: Path, seed: int) -> Path:
     return folder
 
 
-def adapter(folder: Path, seed: int = 7) -> Path:
-    """As far as anybody looks at it."""
+def adapter(
+    folder: Path, seed: int = 7, *, config: dict[str, Any] | None = None, **halves: tuple[int, int]
+) -> Path:
+    """Of one part of the model. `A`, `B`: shapes other than what fits; `config`: fields of its."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
-    (folder / "adapter_model.safetensors").write_bytes(written(weights(seed)))
+    known = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["up_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps({**known, **(config or {})}))
+    stem = f"base_model.model.{NAMES[1].removesuffix('.weight')}"
+    tensors = [
+        Tensor(
+            f"{stem}.lora_{half}.weight", "F32", shape, struct.pack("<f", seed) * math.prod(shape)
+        )
+        for half, shape in {"A": (8, 2), "B": (2, 8), **halves}.items()
+    ]
+    (folder / "adapter_model.safetensors").write_bytes(written(tensors))
     return folder

@@ -10,10 +10,12 @@ from app.domain.facts import LoraFact
 from app.domain.kinds import PauseMode
 from app.domain.operation import OperationWarning
 from app.enginekit.runtime import Conclusion, Order, RuntimeFault
+from app.sidecars.adapter_files import adapter_fits
 from app.sidecars.allowed import all_below
 from app.sidecars.carried import Carried
-from app.sidecars.faults import remaining_s, told
-from app.sidecars.safetensors import BadWeights, files_at
+from app.sidecars.checkpoints import folder_of
+from app.sidecars.faults import refused, remaining_s, told
+from app.sidecars.safetensors import BadWeights
 from app.sidecars.sglang.answers import adapters_after
 from app.sidecars.sglang.engine import SglangEngine
 from app.sidecars.streams import Streams
@@ -22,7 +24,6 @@ COMES_BACK = OperationWarning(
     "LORA_COMES_BACK",
     "the engine remembers where the adapter was, and loads it again for a request that names it",
 )
-_WEIGHTS = "adapter_model.safetensors"
 
 
 class CarriedLoad(Carried):
@@ -63,15 +64,22 @@ class CarriedLoad(Carried):
             )
 
     def _looked_at(self) -> Path:
-        """Blocks on the disk. Raises RuntimeFault."""
+        """What does not fit is loaded without a word, and ends the engine with the first request
+        for it. Blocks on the disk. Raises RuntimeFault."""
         path = all_below(self._engine.allowed.lora_roots, self._command.path)
+        model = folder_of(self._engine.belief.root)
+        if model is None:
+            raise refused(
+                "MODEL_NOT_SEEN", "the files of the engine's model are not seen from here"
+            )
         try:
-            files_at(path / _WEIGHTS)
+            adapter_fits(path, model)
         except BadWeights as error:
             raise RuntimeFault("LORA_UNFIT", str(error), code="INVALID_ARGUMENT") from error
         return path
 
     async def commit(self) -> None:
+        self._path = str(await asyncio.to_thread(self._looked_at))  # it may have been changed since
         self.sent = True
         answer = await self._engine.post(
             "/load_lora_adapter",

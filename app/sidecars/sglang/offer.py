@@ -98,7 +98,8 @@ class Offer:
 
     @property
     def takes_adapters(self) -> bool:
-        return bool(self.allowed.lora_roots) and self.found.has(*_LORAS) and self.found.adapters
+        seen = bool(self.allowed.lora_roots) and folder_of(self.root) is not None
+        return seen and self.found.has(*_LORAS) and self.found.adapters
 
     def _resources(self) -> dict[ResourceKind, frozenset[ContentPolicy]]:
         found = self.found

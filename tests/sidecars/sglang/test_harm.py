@@ -16,7 +16,7 @@ from app.rpc.openengine.v1 import lora_pb2
 from tests.doubles.engine_http import After, Hang
 from tests.doubles.sglang_http import running_sglang
 from tests.enginekit.client import Client, client_of, pb, refused, until
-from tests.sidecars.checkpoints import NAMES, checkpoint, weights
+from tests.sidecars.checkpoints import NAMES, adapter, checkpoint, weights
 from tests.sidecars.sglang.running import Served, asked, served, trainer
 
 pytestmark = pytest.mark.anyio
@@ -420,9 +420,19 @@ async def test_adapters_that_are_not_what_they_should_be(tmp_path: Path) -> None
         (it.root / "empty").mkdir()
         (it.root / "garbage").mkdir()
         (it.root / "garbage" / "adapter_model.safetensors").write_bytes(b"x" * 50)
+        (adapter(it.root / "two") / "more.safetensors").write_bytes(b"x" * 50)
+        wrong = [
+            adapter(it.root / "wide", A=(8, 3)),
+            adapter(it.root / "high", B=(3, 8)),
+            adapter(it.root / "low", A=(4, 2), B=(2, 4)),
+            adapter(it.root / "real", config={"r": 8.0}),
+            adapter(it.root / "elsewhere", config={"target_modules": ["q_proj"]}),
+            adapter(it.root / "nan", config={"lora_alpha": float("nan")}),
+        ]
         for name, path in (("", it.adapter), ("x:y", it.adapter), ("tiny", it.adapter),
                            ("a", it.root / "empty"), ("a", it.root / "garbage"),
-                           ("a", tmp_path)):  # fmt: skip
+                           ("a", tmp_path), ("a", it.root / "two"),
+                           *(("a", folder) for folder in wrong)):  # fmt: skip
             assert await refused(control.LoadLora(_load(name, path)))
         assert not it.sglang.orders("/load_lora_adapter")
         await control.LoadLora(_load("a", it.adapter))
