@@ -84,8 +84,10 @@ def _config(path: Path) -> tuple[int, frozenset[str]]:
             found: Any = json.loads(file.read(_LONGEST_CONFIG).decode())
     except (OSError, ValueError, RecursionError):
         raise BadWeights(f"there is no {CONFIG} that can be read") from None
-    config = found if isinstance(found, dict) else {}
-    rank, alpha, targets = (config.get(name) for name in ("r", "lora_alpha", "target_modules"))
+    config: dict[str, Any] = found if isinstance(found, dict) else {}
+    rank: Any = config.get("r")
+    alpha: Any = config.get("lora_alpha")
+    targets: Any = config.get("target_modules")
     if str(config.get("peft_type")).lower() != "lora" or config.get("use_dora"):
         raise BadWeights("the adapter is of another kind than LoRA")
     if type(rank) is not int or rank < 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,11 @@ _PARTS = {
 }
 _Q, _V = f"{_ATTENTION}.q_proj.lora_%s.weight", f"{_ATTENTION}.v_proj.lora_%s.weight"
 _E = "model.embed_tokens.lora_embedding_%s"
-_GOOD = {
+_GOOD: dict[str, tuple[int, ...]] = {
     _Q % "A": (2, 3), _Q % "B": (4, 2), _V % "A": (2, 3), _V % "B": (2, 2),
     _E % "A": (2, 6), _E % "B": (3, 2),
 }  # fmt: skip
-_CONFIG = {
+_CONFIG: dict[str, Any] = {
     "peft_type": "LORA", "r": 2, "lora_alpha": 4,
     "target_modules": ["q_proj", "v_proj", "embed_tokens"],
 }  # fmt: skip
@@ -52,11 +53,11 @@ def _adapter(
     folder: Path,
     shapes: dict[str, tuple[int, ...]] | None = None,
     dtype: str = "F32",
-    **fields: object,
+    config: dict[str, Any] | None = None,
 ) -> Path:
     known = {f"base_model.model.{name}": one for name, one in (shapes or _GOOD).items()}
     _write(folder / "adapter_model.safetensors", known, dtype)
-    (folder / "adapter_config.json").write_text(json.dumps({**_CONFIG, **fields}))
+    (folder / "adapter_config.json").write_text(json.dumps({**_CONFIG, **(config or {})}))
     return folder
 
 
@@ -64,8 +65,8 @@ def test_one_that_fits(tmp_path: Path, model: Path) -> None:
     adapter_fits(_adapter(tmp_path / "a"), model)
     # Of what is quantized the files do not tell the shape.
     quantized = {**_GOOD, "model.q.lora_A.weight": (2, 9), "model.q.lora_B.weight": (9, 2)}
-    targets = [*_CONFIG["target_modules"], "q"]  # type: ignore[misc]
-    adapter_fits(_adapter(tmp_path / "b", quantized, target_modules=targets), model)
+    targets = [*_CONFIG["target_modules"], "q"]
+    adapter_fits(_adapter(tmp_path / "b", quantized, config={"target_modules": targets}), model)
 
 
 @pytest.mark.parametrize(
@@ -110,11 +111,9 @@ def test_parts_that_engines_put_together(tmp_path: Path, model: Path) -> None:
         {"target_modules": None}, {"target_modules": ["k_proj"]},
     ],
 )  # fmt: skip
-def test_configurations_that_are_none(
-    tmp_path: Path, model: Path, fields: dict[str, object]
-) -> None:
+def test_configurations_that_are_none(tmp_path: Path, model: Path, fields: dict[str, Any]) -> None:
     with pytest.raises(BadWeights):
-        adapter_fits(_adapter(tmp_path / "a", **fields), model)
+        adapter_fits(_adapter(tmp_path / "a", config=fields), model)
 
 
 def test_folders_that_are_no_adapter(tmp_path: Path, model: Path) -> None:
