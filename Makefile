@@ -27,17 +27,17 @@ test-full: lint
 test-vllm:
 	@scripts/setup dev
 	@scripts/setup-vllm
-	@scripts/test-vllm $(ARGS)
+	@scripts/test-engine vllm $(ARGS)
 
 test-sglang:
 	@scripts/setup dev
 	@scripts/setup-sglang
-	@scripts/test-sglang $(ARGS)
+	@scripts/test-engine sglang $(ARGS)
 
 test-dynamo:
 	@scripts/setup dev
 	@scripts/setup-dynamo
-	@scripts/test-dynamo $(ARGS)
+	@scripts/test-engine dynamo $(ARGS)
 
 lint:
 	@scripts/setup dev

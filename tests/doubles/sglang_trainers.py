@@ -17,6 +17,7 @@ GROUP = {
     "group_name": "slime-pp_0",
     "backend": "gloo",
 }
+AREAL_GROUP = {**GROUP, "group_name": "update_weight_group_0"}
 _FLUSHES = 60
 
 
@@ -94,9 +95,11 @@ async def areal(wire: Wire, steps: Sequence[Step]) -> None:
         await wire.checked("continue_generation", {})
 
 
-async def areal_by_group(wire: Wire, steps: Sequence[Step]) -> None:
+async def areal_by_group(
+    wire: Wire, steps: Sequence[Step], group: Mapping[str, Any] = AREAL_GROUP
+) -> None:
     """A port that is a text, and fields that only another engine knows."""
-    named = {**GROUP, "master_port": "29500", "group_name": "update_weight_group_0", "pp_rank": 0}
+    named = {**group, "master_port": str(group["master_port"]), "pp_rank": 0}
     await wire.checked("init_weights_update_group", named)
     for step in steps:
         await wire.checked("pause_generation", {})

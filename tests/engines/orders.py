@@ -60,12 +60,15 @@ class Test:
 
 @cache
 def tests_of(path: Path) -> tuple[Test, ...]:
-    """Those of one file that give an order."""
+    """Those of one file that give an order; of its classes also those that they inherit from a
+    class of another one."""
     found = []
-    for name in _module(path).functions:
-        kinds = _all_of(path, name) if name.startswith("test_") else frozenset()
-        if kinds:
-            found.append(Test(str(path.relative_to(ROOT)), name, kinds))
+    sources = [path, *(source for source, _ in _module(path).inherited)]
+    for source in dict.fromkeys(sources):
+        for name in _module(source).functions:
+            kinds = _all_of(source, name) if name.startswith("test_") else frozenset()
+            if kinds:
+                found.append(Test(str(path.relative_to(ROOT)), name, kinds))
     return tuple(found)
 
 
@@ -78,11 +81,12 @@ def tests_in(folder: Path, *, below: bool) -> Iterator[Test]:
 @dataclass(frozen=True, slots=True)
 class _Module:
     """`functions`: those of classes too. `imported`: name here, and the file and name that it has
-    there."""
+    there. `inherited`: of those, from what the classes of tests here inherit."""
 
     functions: dict[str, ast.AST]
     constants: dict[str, ast.expr]
     imported: dict[str, tuple[Path, str]]
+    inherited: tuple[tuple[Path, str], ...]
 
 
 @cache
@@ -99,7 +103,15 @@ def _module(path: Path) -> _Module:
             if source.is_file():
                 for one in node.names:
                     imported[one.asname or one.name] = (source, one.name)
-    return _Module(functions, _made(tree.body), imported)
+    bases = [
+        base.id
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name.startswith("Test")
+        for base in node.bases
+        if isinstance(base, ast.Name)
+    ]
+    inherited = tuple(imported[base] for base in bases if base in imported)
+    return _Module(functions, _made(tree.body), imported, inherited)
 
 
 def _all_of(path: Path, name: str) -> frozenset[Kind]:

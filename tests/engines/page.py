@@ -54,6 +54,8 @@ def _runs(recorded: dict[str, Run]) -> str:
         "|---|---|---|---|---|",
     ]
     for run in recorded.values():
+        if not run.tests:  # none was recorded yet
+            continue
         counts = f"{len(run.tests)} | {len(run.cases)}"
         lines.append(f"| `make test-{run.name}` | {run.against} | {run.on} | {counts} |")
     pages = sorted(path.name for path in (ROOT / "docs").glob("*-comparison*.md"))

@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 240.0
+# An engine's start takes up to a minute on two cores, and some tests start several.
+TEST_S = 900
 MARK = "CHADBURN_TEST_SERVER"
 
 
@@ -56,6 +59,13 @@ class Server:
 
     def tail(self, lines: int = 60) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def give_time(items: list[pytest.Item], room: Path) -> None:
+    """To all tests in that folder, more than others get."""
+    for item in items:
+        if item.path.is_relative_to(room):
+            item.add_marker(pytest.mark.timeout(TEST_S))
 
 
 def own_variables() -> dict[str, str]:

@@ -11,7 +11,7 @@ from tests.e2e.driving import Gateway
 from tests.real.asking import Said, generate
 from tests.real.beside import Sidecar, beside
 from tests.real.gateway import ENGINE, gateway, register
-from tests.real.servers import Server, made_models
+from tests.real.servers import Server, give_time, made_models
 from tests.sglang.servers import DATA, HOME, PYTHON, options, serving
 
 LAYER = f"""
@@ -19,14 +19,10 @@ LAYER = f"""
 layer = "sglang"
 engines = ["{ENGINE}"]
 """
-# An engine's start takes up to a minute on two cores, and some tests start several.
-LIMIT_S = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(LIMIT_S))
+    give_time(items, Path(__file__).parent)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ LORA = (
 )  # fmt: skip
 
 
-def environment() -> dict[str, str]:
+def environment(ranks: int = 1) -> dict[str, str]:
     """Nothing of the developer's own settings, and nothing that leaves the machine."""
     return {
         **own_variables(),
@@ -36,6 +36,7 @@ def environment() -> dict[str, str]:
         "HF_HOME": str(DATA / "huggingface"),
         "XDG_CACHE_HOME": str(DATA / "cache"),
         "DO_NOT_TRACK": "1",
+        **({"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks)))} if ranks > 1 else {}),
     }
 
 
@@ -52,19 +53,22 @@ def options(folder: Path) -> tuple[str, ...]:
 
 
 @contextmanager
-def serving(model: Path, *arguments: str, lora: bool = False) -> Iterator[Server]:
-    """An engine that serves `model` as `tiny`, until the block ends; then nothing of it is left."""
-    (port,) = free_ports(1)
+def serving(
+    model: Path, *arguments: str, lora: bool = False, port: int | None = None, ranks: int = 1
+) -> Iterator[Server]:
+    """An engine that serves `model` as `tiny`, until the block ends; then nothing of it is left.
+    `port`: None is a free one. `ranks`: so many data-parallel ones."""
+    port = port or free_ports(1)[0]
     command: Sequence[str] = [
         str(PYTHON), "-m", "sglang.launch_server", "--model-path", str(model),
         "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port),
         "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
         "--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled",
         "--max-total-tokens", "8192", "--max-running-requests", "8", "--context-length", "2048",
-        "--dtype", "bfloat16", *(LORA if lora else ()), *arguments,
+        "--dtype", "bfloat16", *(LORA if lora else ()), "--dp-size", str(ranks), *arguments,
     ]  # fmt: skip
     with running(
-        command, environment(), new_log(DATA / "logs", "sglang"), name="sglang", engine="sglang",
-        scheduler=b"sglang::scheduler", port=port,
+        command, environment(ranks), new_log(DATA / "logs", "sglang"), name="sglang",
+        engine="sglang", scheduler=b"sglang::scheduler", port=port,
     ) as server:  # fmt: skip
         yield server

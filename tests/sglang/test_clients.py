@@ -69,6 +69,11 @@ async def test_slime(
         steps = [Step("s-1", buckets(b)), Step("s-2", buckets(a)), Step("s-3", buckets(b))]
         assert await clients.slime(Wire(http), steps, group(sender)) == ["s-1", "s-2", "s-3"]
     assert of_a != generate(engine) == of_b
+    # The trainer is started anew, and opens a group of that name again.
+    with sending(a, b) as anew:
+        steps = [Step("s-4", buckets(a)), Step("s-5", buckets(b))]
+        assert await clients.slime(Wire(http), steps, group(anew)) == ["s-4", "s-5"]
+    assert generate(engine) == of_b
 
 
 async def test_slime_on_the_same_devices(
@@ -85,6 +90,18 @@ async def test_areal(
 ) -> None:
     steps = [Step(None, [{"model_path": str(models / name)}]) for name in ("b", "a", "b")]
     await clients.areal(Wire(http, times), steps)
+    assert of_a != generate(engine) == of_b
+
+
+async def test_areal_by_group(
+    http: httpx2.AsyncClient, engine: Server, models: Path, of_a: Said, of_b: Said
+) -> None:
+    a, b = tensors_of(models / "a"), tensors_of(models / "b")
+    # Of slime's. AReaL itself relies on a server that has none of that name.
+    await http.post("destroy_weights_update_group", json={"group_name": GROUP})
+    with sending(b, a, b) as sender:
+        steps = [Step(None, buckets(each)) for each in (b, a, b)]
+        await clients.areal_by_group(Wire(http), steps, group(sender))
     assert of_a != generate(engine) == of_b
 
 

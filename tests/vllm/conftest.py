@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.servers import Server, made_models
+from tests.real.servers import Server, give_time, made_models
 from tests.vllm.servers import DATA, HOME, serving
-
-# An engine's start takes up to a minute on two cores, and some tests start several.
-LIMIT_S = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(LIMIT_S))
+    give_time(items, Path(__file__).parent)
 
 
 @pytest.fixture(scope="session")
