@@ -1,7 +1,7 @@
 // Parts of an engine's page that are asked of the engine itself.
 import { get } from "../core/api.js";
 import { fleet } from "../core/fleet.js";
-import { html, useEffect } from "../core/html.js";
+import { html, useEffect, useState } from "../core/html.js";
 import { ROOT } from "../core/place.js";
 import { setQuery } from "../core/router.js";
 import { refusedFor } from "../core/session.js";
@@ -11,6 +11,7 @@ import { Badge } from "../parts/badge.js";
 import { useLoad } from "../parts/load.js";
 import { Empty, Failure, Loading } from "../parts/states.js";
 import { bytes, title, words } from "../parts/words.js";
+import { ProfileLook } from "./profile_look.js";
 
 const under = (engine) => `v1/engines/${encodeURIComponent(engine.id)}`;
 
@@ -60,15 +61,16 @@ export function Adapters({ engine, me, can }) {
 const PROFILE_TONES = { ready: ["good", "check"], failed: ["bad", "cross"], running: ["busy", "run"], exporting: ["busy", "run"], unknown: ["ask", "ask"] };
 
 export function Profiles({ engine, me }) {
+  const [looked, look] = useState(null);
   const refused = refusedFor(me, "admin:profile", engine);
   const ended = useStore(fleet, (value) => [...value.operations.values()].filter((one) => one.engine === engine.id && one.kind === "profile").map((one) => one.state).join());
   const state = useLoad((signal) => get(`${under(engine)}/profiles`, { query: { page_size: 8 }, signal }), refused ? null : `${engine.id} ${ended}`);
   if (refused) return html`<p class="dim">${refused}</p>`;
-  return html`<${Held} state=${state}>${({ items }) => items.length === 0 ? html`<${Empty} title="Nothing was recorded yet." />` : html`<ul class="profiles">${items.map((one) => {
+  return html`${looked && html`<${ProfileLook} file=${looked} engine=${engine.id} onClose=${() => look(null)} />`}<${Held} state=${state}>${({ items }) => items.length === 0 ? html`<${Empty} title="Nothing was recorded yet." />` : html`<ul class="profiles">${items.map((one) => {
     const [tone, icon] = PROFILE_TONES[one.state] ?? ["dim", "wait"];
     return html`<li key=${one.id}><div><${OperationLink} id=${one.id} /> ${title(one.profiler)} <${Badge} tone=${tone} icon=${icon}>${title(one.state)}<//> <span class="small dim"><${Age} at=${one.created_at} /> by ${one.principal.subject}</span></div>
       ${one.artifacts.map((file) => html`<div class="small" key=${file.rank}>Rank ${file.rank}: ${bytes(file.size_bytes)} ${file.download
-        ? html`<a href=${ROOT + file.download.slice(1)} download>Download</a>`
+        ? html`<a href=${ROOT + file.download.slice(1)} download>Download</a> <button type="button" class="quiet" onClick=${() => look(file)}>Look at it</button>`
         : html`<span class="dim">at the engine: <code class="break">${file.path}</code></span>`}</div>`)}</li>`;
   })}</ul>`}<//>`;
 }

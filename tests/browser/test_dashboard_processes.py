@@ -110,6 +110,11 @@ async def test_orders_to_a_real_engine(chromium: Browser, tmp_path: Path) -> Non
             async with page.expect_download() as loading:
                 await page.get_by_role("link", name="Download").first.click()
             assert (await (await loading.value).path()).stat().st_size > 100
+            await page.get_by_role("button", name="Look at it").first.click()
+            operators = page.locator("dialog tbody th")
+            await expect(operators.filter(has_text="aten::mm").first).to_be_visible()
+            assert await page.locator(".flame rect").count() > 2
+            assert await board.barriers() == []
 
             await board.go(f"engines/{engine}?order=profile")
             await page.get_by_label("It is stopped by hand").check()
