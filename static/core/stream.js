@@ -10,8 +10,8 @@ const TYPES = [
 const LONGEST_WAIT_MS = 15_000;
 
 /**
- * `state`: connecting, live, lost (it is being tried again), paused (by the reader), ended (of
- * nobody). `since`: when it became so, ms. `why`: what the gateway said when it closed.
+ * `state`: connecting, live, lost (it is being tried again), paused (by the reader, or since nobody
+ * is logged in). `since`: when it became so, ms. `why`: what the gateway said when it closed.
  */
 export const connection = new Store({ state: "connecting", since: Date.now(), why: null });
 
@@ -54,13 +54,6 @@ class EventStream {
   pause() {
     this.#close();
     this.#become("paused");
-  }
-
-  end() {
-    this.#close();
-    this.#lastId = null;
-    this.#position = 0;
-    this.#become("ended");
   }
 
   #close() {

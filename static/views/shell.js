@@ -46,7 +46,6 @@ const SAID = {
   live: ["good", "dot", "Live"],
   lost: ["bad", "cross", "Not live"],
   paused: ["warn", "pause", "Held still"],
-  ended: ["dim", "hollow", "Not live"],
 };
 
 function Connection() {

@@ -14,6 +14,7 @@ from playwright.async_api import Browser, expect
 
 from app.domain.facts import LoraFact
 from app.domain.scopes import Scope
+from app.enginekit.runtime import Order, RuntimeFault
 from tests.browser.watching import Dashboard, has, log_in_at_provider
 from tests.enginekit.minimal_engine import fault, slow, until
 from tests.http.full import Full, full_engine
@@ -187,6 +188,10 @@ async def test_a_reader_sees_what_is_missing(
         assert all("status of 404" in one for one in board.refused), board.refused
 
 
+async def evil(_order: Order, _rank: int) -> None:
+    raise RuntimeFault("RANK_BROKEN", EVIL)
+
+
 async def test_what_others_wrote_is_text(
     chromium: Browser, tmp_path: Path, provider: RealProvider
 ) -> None:
@@ -209,7 +214,10 @@ async def test_what_others_wrote_is_text(
         key = {"Idempotency-Key": EVIL, "Prefer": "wait=20"}
         done = await full.order("pause", {"mode": "drain", "reason": EVIL}, **key)
         operation = done.json()["id"]
-        for path in ("", "engines/full", f"operations/{operation}", "operations", "audit"):
+        full.engine.script("prepare", evil, 1)
+        failed = (await full.does("flush-caches", {"caches": ["prefix"]}))["id"]
+        operations = [f"operations/{operation}", f"operations/{failed}"]
+        for path in ("", "engines/full", *operations, "operations", "audit"):
             await board.go(path)
             await board.sees(EVIL)
             assert await page.locator("main img").count() == 0
