@@ -333,3 +333,16 @@ def test_a_folder_whose_name_is_a_pattern(tmp_path: Path) -> None:
             with pytest.raises(RuntimeFault, match="pattern"):
                 all_below(allowed.lora_roots, str(path))
         link.unlink()
+
+
+def test_what_is_not_allowed_is_told_like_what_is_not_there(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "circle").symlink_to("circle")
+    (root / "away").symlink_to(checkpoint(tmp_path / "outside", 1))
+    told = set()
+    for path in (root / "circle", root / "away", root / "nothing", tmp_path / "outside"):
+        with pytest.raises(RuntimeFault) as refused:
+            all_below((root,), str(path))
+        told.add((refused.value.reason, refused.value.message))
+    assert len(told) == 1

@@ -25,6 +25,8 @@ _LEAVE_S = 5.0
 _MARGIN_S = 2.0
 # Of a group that is joined before any update: by then its trainer has given up too.
 _JOIN_S = 1800.0
+# For it to listen. Meanwhile no other group is joined: somebody who mistook the port tries again.
+_MEET_S = 120.0
 
 
 class Meeting:
@@ -118,12 +120,14 @@ async def leave(engine: SglangEngine, name: str) -> None:
         engine.group = None
 
 
-async def join_group(engine: SglangEngine, transfer: NcclTransfer) -> None:
+async def join_group(
+    engine: SglangEngine, transfer: NcclTransfer, *, meet_s: float = _MEET_S
+) -> None:
     """To stay there over as many updates as come. Raises RuntimeFault."""
     loop = asyncio.get_running_loop()
-    ends_at = loop.time() + _JOIN_S
+    gives_up_at = loop.time() + meet_s
     meeting = Meeting(engine, transfer)
     await meeting.check()
-    await meeting.met(lambda: ends_at - loop.time())
-    await meeting.join(ends_at - loop.time())
+    await meeting.met(lambda: gives_up_at - loop.time())
+    await meeting.join(_JOIN_S)
     engine.group = transfer

@@ -195,12 +195,12 @@ class CarriedFiles(Updating):
 
     async def prepare(self) -> None:
         await super().prepare()
-        if not await asyncio.to_thread(Path(self._source.path).is_dir):
+        self._checkpoint = await self._looked_at()
+        if not await asyncio.to_thread(self._checkpoint.path.is_dir):
             # A name that is no folder would be looked up in a hub.
             raise RuntimeFault(
                 "PATH_NOT_ALLOWED", "the path has to be that of a folder", code="INVALID_ARGUMENT"
             )
-        self._checkpoint = await self._looked_at()
         self.size_bytes = self._checkpoint.size_bytes
 
     async def _looked_at(self) -> Checkpoint:

@@ -8,10 +8,19 @@ from typing import Any
 import grpc
 import pytest
 
+from app.domain.weight_sessions import NcclTransfer
+from app.enginekit.rendezvous import RendezvousRule
+from app.enginekit.runtime import RuntimeFault
+from app.sidecars.allowed import Allowed
+from app.sidecars.notes import Notes
+from app.sidecars.sglang.dialect import SglangDialect
+from app.sidecars.sglang.engine import SglangEngine
+from app.sidecars.sglang.joining import join_group
+from tests.doubles.sglang_http import running_sglang
 from tests.enginekit.client import pb
 from tests.enginekit.session_engine import Sender
-from tests.sidecars.checkpoints import weights
-from tests.sidecars.sglang.running import Served, served, trainer
+from tests.sidecars.checkpoints import checkpoint, weights
+from tests.sidecars.sglang.running import PATIENCE, Served, served, trainer
 
 pytestmark = pytest.mark.anyio
 
@@ -109,3 +118,20 @@ async def test_what_is_not_joined(
         assert raised.value.code() is code
         assert it.sglang.bodies(INIT) == []
         assert await it.generates()
+
+
+async def test_a_trainer_that_never_listens_keeps_no_other_away_for_long(tmp_path: Path) -> None:
+    async with running_sglang(checkpoint(tmp_path / "model", 1)) as sglang:
+        dialect = SglangDialect()
+        http = dialect.connect(sglang.url, PATIENCE)
+        allowed = Allowed(rendezvous=(RendezvousRule.parse("127.0.0.0/8:1-65535"),))
+        found = await dialect.discover(http, allowed)
+        (tmp_path / "data").mkdir()
+        engine = await SglangEngine.attach(http, found, allowed, Notes(tmp_path / "data"))
+        nobody = NcclTransfer("127.0.0.1", 1, world_size=2, rank_offset=1, group="g")
+        with pytest.raises(RuntimeFault) as refused:
+            await join_group(engine, nobody, meet_s=2.5)
+        assert refused.value.reason == "TRAINER_NOT_THERE"
+        assert engine.group is None
+        assert not sglang.bodies(INIT)
+        await http.close()
