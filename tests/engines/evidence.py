@@ -1,8 +1,8 @@
 """How an order of an engine was tried: by which tests, against what.
 
 Tests against the doubles run in `make test`; those against real engines where somebody has built
-one, so that what the last whole run of them came to lies here, in `runs/`: a test that did not run
-and pass there proves nothing. `scripts/gen-engine-matrix --record NAME` writes it.
+one, so that what their last run came to lies here, in `runs/`: a test that did not run and pass
+there proves nothing. `scripts/gen-engine-matrix --record NAME` writes that of a whole run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Means(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The last whole run of tests/`name`. `against`: what was real of it. `tests`: those that
+    """The last run of tests/`name`. `against`: what was real of it. `tests`: those that
     passed; `cases`: of the conformance suite, by whom it was run."""
 
     name: str
