@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any
 
 from app.domain.commands import FlushCaches, Pause
 from app.domain.kinds import CacheKind, PauseMode
@@ -11,27 +13,59 @@ from app.domain.operation import OperationWarning, Progress
 from app.enginekit.runtime import Conclusion, Flushed, Order, RuntimeFault
 from app.sidecars.dynamo.carried import WorkerOrder
 from app.sidecars.dynamo.worker import DynamoWorker
-from app.sidecars.faults import remaining_s
 
 _LOOK_S = 0.1
 _TELL_S = 1.0
+_LATE_S = 2.0
 MAYBE_CACHED = OperationWarning(
     "CACHE_MAYBE_IN_USE",
     "requests have come meanwhile: the worker says that the cache is empty either way",
 )
 
 
-class CarriedPause(WorkerOrder):
+class _Admission(WorkerOrder):
+    """An order that opens or closes the worker. One that is given up may take effect yet: it is
+    waited for, a little, and what comes even later is put back when it does."""
+
+    def __init__(self, order: Order, worker: DynamoWorker) -> None:
+        super().__init__(order, worker)
+        self._before = worker.belief.paused
+        self._late = False
+
+    async def _through(self, work: Coroutine[Any, Any, None]) -> None:
+        async with self.sending():
+            await self.worker.through(self._seen_to(work))
+
+    async def _seen_to(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        finally:
+            if self._late:
+                await self._put_back()
+
+    async def _put_back(self) -> None:
+        if self._before is not None:
+            await self.worker.freeze()
+        else:
+            await self.worker.resume()
+
+    async def undo(self) -> None:
+        self._late = not await self.worker.is_over(_LATE_S)
+        await self._put_back()
+        self.worker.believe(replace(self.worker.belief, paused=self._before))
+
+
+class CarriedPause(_Admission):
     """A drain is waited for while it can still be called off, which is in the preparation."""
 
     def __init__(self, order: Order, command: Pause, worker: DynamoWorker) -> None:
         super().__init__(order, worker)
         self._mode = command.mode
-        self._before = worker.belief.paused
         self._in_flight = 0
 
     async def prepare(self) -> None:
         worker = self.worker
+        worker.may_move()
         self._in_flight = (await worker.metrics()).in_flight or 0
         if self._mode is not PauseMode.DRAIN:
             return
@@ -52,8 +86,8 @@ class CarriedPause(WorkerOrder):
         self.worker.believe(replace(self.worker.belief, paused=self._mode))
 
     async def _close(self, mode: PauseMode) -> None:
-        async with self.sending():
-            await self.worker.pause(mode, within_s=remaining_s(self.order.deadline_at))
+        longest_s = self.worker.longest_s(self.order.deadline_at)
+        await self._through(self.worker.pause(mode, within_s=longest_s))
 
     async def _close_when_idle(self) -> None:
         """A worker that has no drain goes on taking requests: it is frozen in a moment without any,
@@ -78,13 +112,6 @@ class CarriedPause(WorkerOrder):
             most = max(total, left)
             self.order.report(Progress("draining", most - left, most, "requests"))
 
-    async def undo(self) -> None:
-        if self._before is not None:
-            await self.worker.freeze()
-        else:
-            await self.worker.resume()
-        self.worker.believe(replace(self.worker.belief, paused=self._before))
-
     async def conclude(self) -> Conclusion:
         """By what was in flight when it began: a worker tells no more of it."""
         match self._mode:
@@ -95,10 +122,9 @@ class CarriedPause(WorkerOrder):
         return Conclusion()
 
 
-class CarriedResume(WorkerOrder):
+class CarriedResume(_Admission):
     def __init__(self, order: Order, worker: DynamoWorker) -> None:
         super().__init__(order, worker)
-        self._before = worker.belief.paused
         self._in_flight = 0
 
     async def prepare(self) -> None:
@@ -107,13 +133,11 @@ class CarriedResume(WorkerOrder):
         self._in_flight = (await self.worker.metrics()).in_flight or 0
 
     async def commit(self) -> None:
-        async with self.sending():
-            await self.worker.resume()
+        await self._through(self.worker.resume())
         self.worker.believe(replace(self.worker.belief, paused=None))
 
-    async def undo(self) -> None:
+    async def _put_back(self) -> None:
         await self.worker.freeze()
-        self.worker.believe(replace(self.worker.belief, paused=self._before))
 
     async def conclude(self) -> Conclusion:
         return Conclusion(requests_continued=self._in_flight)

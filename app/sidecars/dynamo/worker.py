@@ -191,13 +191,16 @@ class DynamoWorker(Believing[Belief]):
         going.add_done_callback(_look_at)
         return await asyncio.shield(going)
 
+    async def is_over(self, within_s: float) -> bool:
+        if self._going is not None:
+            await asyncio.wait({self._going}, timeout=within_s)
+        return self._going is None or self._going.done()
+
     async def ended(self, within_s: float) -> None:
         """Raises RuntimeFault: the last of them has not, or nobody knows how."""
-        if self._going is None:
-            return
-        await asyncio.wait({self._going}, timeout=within_s)
-        self.may_move()
-        fault = self._going.exception()
+        if not await self.is_over(within_s):
+            self.may_move()
+        fault = None if self._going is None else self._going.exception()
         if fault is not None and isinstance(fault.__cause__, NoAnswer):
             raise RuntimeFault("NOT_UNDONE", "whether the worker has done it is not known")
 

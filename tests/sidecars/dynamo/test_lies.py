@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from app.sidecars.answers import Answer as Answered
 from app.sidecars.dynamo.answers import metrics_of
 from tests.doubles.dynamo_http import DynamoDouble
+from tests.doubles.dynamo_model import Callback
 from tests.enginekit.client import pb, refused, until
 from tests.sidecars.checkpoints import checkpoint
 from tests.sidecars.dynamo.over import asked, over_worker
@@ -19,18 +20,26 @@ from tests.sidecars.dynamo.over import asked, over_worker
 pytestmark = pytest.mark.anyio
 
 
-def _slow(double: DynamoDouble, name: str) -> Callable[[], Awaitable[None]]:
-    """The worker takes until it is told to go on."""
-    go_on, carry_out = asyncio.Event(), getattr(double.worker, name)
+def _slow(double: DynamoDouble, route: str) -> Callable[[], None]:
+    """What is ordered there takes until it is told to go on."""
+    go_on, worker = asyncio.Event(), double.worker
+    callbacks = worker.callbacks
 
-    async def slow(body: Any) -> Any:
-        await go_on.wait()
-        return await carry_out(body)
+    def slowed() -> dict[str, Callback]:
+        found = callbacks()
+        carry_out = found[route]
 
-    setattr(double.worker, name, slow)
+        async def slow(body: Any) -> Any:
+            worker.calls.append((route, body))
+            await go_on.wait()
+            return await carry_out(body)
 
-    async def let_it() -> None:
-        setattr(double.worker, name, carry_out)
+        return {**found, route: slow}
+
+    worker.callbacks = slowed  # type: ignore[method-assign]
+
+    def let_it() -> None:
+        worker.callbacks = callbacks  # type: ignore[method-assign]
         go_on.set()
 
     return let_it
@@ -39,12 +48,12 @@ def _slow(double: DynamoDouble, name: str) -> Callable[[], Awaitable[None]]:
 async def test_a_worker_that_falls_asleep_late_is_woken_then(tmp_path: Path) -> None:
     """Asked before that it says that it is awake, and would be asleep behind an open gate."""
     async with over_worker(tmp_path) as (double, client, _):
-        let_it = _slow(double, "sleep")
-        releasing = asyncio.create_task(client.failed(client.release("weights", deadline_ms=300)))
+        let_it = _slow(double, "control/sleep")
+        releasing = asyncio.create_task(client.failed(client.release("weights", deadline_ms=2_000)))
         await until(lambda: double.orders("control/sleep"))
-        await asyncio.sleep(0.4)  # the order's own deadline
+        await asyncio.sleep(2.0)  # the order's own deadline
         assert not double.orders("control/wake_up")
-        await let_it()
+        let_it()
         failed = await releasing
         assert failed.reason == "DEADLINE_EXCEEDED"
         assert failed.effect == pb.FAILURE_EFFECT_ROLLED_BACK
@@ -59,13 +68,13 @@ async def test_a_worker_that_wakes_late_is_closed_then(tmp_path: Path) -> None:
     """It opens itself when it wakes, whoever has gone meanwhile."""
     async with over_worker(tmp_path) as (double, client, _):
         await client.completed(client.release("weights"))
-        let_it = _slow(double, "wake_up")
+        let_it = _slow(double, "control/wake_up")
         epoch = (await client.profile()).release_epoch
-        order = client.restore("weights", epoch=epoch, deadline_ms=300)
+        order = client.restore("weights", epoch=epoch, deadline_ms=1_000)
         restoring = asyncio.create_task(client.failed(order))
         await until(lambda: double.orders("control/wake_up"))
-        await asyncio.sleep(0.4)  # the order's own deadline
-        await let_it()
+        await asyncio.sleep(1.0)  # the order's own deadline
+        let_it()
         assert (await restoring).effect == pb.FAILURE_EFFECT_APPLIED_IN_PART
         assert (double.worker.level, double.worker.state) == (0, "all")
 
@@ -78,17 +87,41 @@ async def test_a_worker_that_wakes_late_is_closed_then(tmp_path: Path) -> None:
         assert await (await asked(double.worker, 3)) == 3
 
 
+@pytest.mark.parametrize("order", ["pause", "resume"])
+async def test_what_takes_effect_when_it_was_long_given_up_is_put_back(
+    tmp_path: Path, order: str
+) -> None:
+    """A worker does not tell whether it is paused: it would stay the other way unseen."""
+    async with over_worker(tmp_path) as (double, client, _):
+        request: Any = client.pause("abort", deadline_ms=1_000)
+        if order == "resume":
+            await client.completed(client.pause("abort"))
+            request = client.resume((await client.profile()).pause_epoch, deadline_ms=1_000)
+        name = f"{order}_generation"
+        let_it = _slow(double, name)
+        failed = await client.failed(request)
+        assert failed.effect == pb.FAILURE_EFFECT_ROLLED_BACK
+        put_back = "resume_generation" if order == "pause" else "pause_generation"
+        sent = len(double.orders(put_back))
+        assert (await client.failed(client.pause("keep"))).reason == "WORKER_BUSY"
+        let_it()
+        await until(lambda: len(double.orders(put_back)) > sent)
+        wanted = "open" if order == "pause" else "all"
+        await until(lambda: double.worker.state == wanted)
+        assert await client.admission() == ("open" if order == "pause" else "paused")
+
+
 async def test_nothing_crosses_an_update_that_was_given_up(tmp_path: Path) -> None:
     async with over_worker(tmp_path) as (double, client, root):
         await client.completed(client.pause("abort"))
         let_it = _slow(double, "update_weights_from_disk")
         disk = pb.DiskWeights(path=str(checkpoint(root / "new", 2)))
-        failed = await client.failed(client.update("v2", disk=disk, deadline_ms=300))
+        failed = await client.failed(client.update("v2", disk=disk, deadline_ms=1_000))
         assert failed.effect == pb.FAILURE_EFFECT_APPLIED_IN_PART
         again = await client.failed(client.update("v3", disk=disk))
         assert (again.reason, again.retryable) == ("WORKER_BUSY", True)
-        assert len(double.orders("update_weights_from_disk")) == 1
-        await let_it()
+        assert len(double.orders("update_weights_from_disk")) == 1  # that it is at
+        let_it()
         await until(lambda: double.worker.version == "v2")
         epoch = (await client.profile()).pause_epoch
         assert (await refused(client.stream(client.resume(epoch)))).reason == "WEIGHTS_NOT_VALID"
