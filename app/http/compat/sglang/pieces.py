@@ -35,7 +35,6 @@ from app.domain.kinds import (
     PauseMode,
     ResourceKind,
 )
-from app.domain.operation import Operation
 from app.domain.scopes import Scope
 from app.domain.weight_sessions import (
     AbortSession,
@@ -121,18 +120,9 @@ async def end(call: CompatCall, _: EndBody) -> None:
     if latest is not None and transfer_of_latest(call, latest) is not None:
         ended = latest if latest.done else await call.ended(latest)
         again = ended.state is OperationState.SUCCEEDED
-        if again and (await call.facts()).revision == await _left_by(call, ended):
+        if again and (await call.facts()).revision == ended.revision:
             return  # the same call once more
     raise WouldHarm("end_weight_update without a begin_weight_update")
-
-
-async def _left_by(call: CompatCall, update: Operation) -> int | None:
-    """The revision that the end of an update left: a pause that was made for it is lifted last."""
-    resumed = await call.latest(OperationKind.RESUME)
-    if resumed is None or resumed.state is not OperationState.SUCCEEDED:
-        return update.revision
-    own = resumed.reason == call.note and resumed.created_at >= update.created_at
-    return resumed.revision if own else update.revision
 
 
 async def piece(call: CompatCall, body: DistributedBody) -> None:
