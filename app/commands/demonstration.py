@@ -90,18 +90,18 @@ Chadburn is ready at {url}
   engine {engine}: inference {running.inference_address}, admin {running.admin_address}
   data and logs in {running.folder.path}
 
-Look at it in a browser, and log in there with the code {page_code(running.secret)}:
-  {url}/ui/
 Order a pause:
   {pause}
 Follow the events:
   curl -sSN {header} -H 'Accept: text/event-stream' {url}/v1/events
-Be a person to the gateway until chadburn logout; the page asks for the same code:
+Be a person to the gateway until chadburn logout; the page asks for {page_code(running.secret)}:
   chadburn login
 Or, in this folder:
   chadburn generate "the bridge rings"
   chadburn pause {engine} --mode drain --wait
   chadburn resume {engine} --wait{update}
+Or look at it and give orders in a browser, where you log in with the same code:
+  {url}/ui/
 Ctrl-C ends everything."""
 
 

@@ -155,7 +155,7 @@ def test_its_engine_is_at_sglangs_own_endpoints(demo: Demo) -> None:
 
 def test_a_person_logs_in_with_a_browser_and_orders_a_pause(demo: Demo) -> None:
     said, base_url = demo.process.said(), demo.ready["base_url"]
-    assert f"{base_url}/auth/login" in said
+    assert f"{base_url}/ui/" in said
     asked = re.search(r"the page asks for (\S+):", said)
     assert asked is not None
     own_page = {"Origin": base_url, "X-Requested-With": "chadburn"}
