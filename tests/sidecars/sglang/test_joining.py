@@ -128,7 +128,7 @@ async def test_a_trainer_that_never_listens_keeps_no_other_away_for_long(tmp_pat
         found = await dialect.discover(http, allowed)
         (tmp_path / "data").mkdir()
         engine = await SglangEngine.attach(http, found, allowed, Notes(tmp_path / "data"))
-        nobody = NcclTransfer("127.0.0.1", 1, world_size=2, rank_offset=1, group="g")
+        nobody = NcclTransfer(address="127.0.0.1", port=1, world_size=2, rank_offset=1, group="g")
         with pytest.raises(RuntimeFault) as refused:
             await join_group(engine, nobody, meet_s=2.5)
         assert refused.value.reason == "TRAINER_NOT_THERE"
