@@ -12,6 +12,8 @@ from app.sidecars.dynamo.carried import WorkerOrder
 from app.sidecars.dynamo.worker import DynamoWorker
 from app.sidecars.faults import remaining_s
 
+_ALREADY = "already"
+
 
 class CarriedLoad(WorkerOrder):
     """A name that is taken is refused: the worker says that it has loaded it and goes on with what
@@ -42,7 +44,14 @@ class CarriedLoad(WorkerOrder):
         assert route is not None  # nothing else is offered
         body = {"lora_name": name, "source": {"uri": f"file://{self._path}"}}
         async with self.sending():
-            await worker.order(route, body, within_s=remaining_s(self.order.deadline_at))
+            said = await worker.order(route, body, within_s=remaining_s(self.order.deadline_at))
+        if _ALREADY in str(said.get("message", "")):
+            self.sent = False  # nor is theirs unloaded
+            raise RuntimeFault(
+                "LORA_NAME_TAKEN",
+                "somebody else has loaded one of this name",
+                code="ALREADY_EXISTS",
+            )
         listed = await worker.loras()
         if name not in listed:
             raise RuntimeFault("LORA_NOT_SEEN", "the worker does not list the adapter")

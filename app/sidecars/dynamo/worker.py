@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 ROUTE_NOT_THERE = "ROUTE_NOT_THERE"
 _LONGEST_VERSION = 1024
+_LET_GO_S = 1.0
 
 
 class NothingSent(RuntimeFault):
@@ -205,9 +206,11 @@ class DynamoWorker(Believing[Belief]):
             raise RuntimeFault("NOT_UNDONE", "whether the worker has done it is not known")
 
     async def let_go(self) -> None:
-        if self._going is not None:
-            self._going.cancel()
-            await asyncio.wait({self._going})
+        """What it would still see to is broken off as well, where the worker does not answer."""
+        for _ in range(2):
+            if self._going is not None and not self._going.done():
+                self._going.cancel()
+                await asyncio.wait({self._going}, timeout=_LET_GO_S)
 
     async def pause(self, mode: PauseMode, *, within_s: float | None = None) -> None:
         """Raises RuntimeFault."""

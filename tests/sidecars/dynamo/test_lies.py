@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from app.rpc.openengine.v1 import lora_pb2
 from app.sidecars.answers import Answer as Answered
 from app.sidecars.dynamo.answers import metrics_of
 from tests.doubles.dynamo_http import DynamoDouble
 from tests.doubles.dynamo_model import Callback
+from tests.doubles.engine_http import Hang
 from tests.enginekit.client import pb, refused, until
 from tests.sidecars.checkpoints import checkpoint
 from tests.sidecars.dynamo.over import asked, over_worker
@@ -64,6 +66,7 @@ async def test_a_worker_that_falls_asleep_late_is_woken_then(tmp_path: Path) -> 
         assert await (await asked(double.worker, 3)) == 3
 
 
+@pytest.mark.long
 async def test_a_worker_that_wakes_late_is_closed_then(tmp_path: Path) -> None:
     """It opens itself when it wakes, whoever has gone meanwhile."""
     async with over_worker(tmp_path) as (double, client, _):
@@ -87,7 +90,7 @@ async def test_a_worker_that_wakes_late_is_closed_then(tmp_path: Path) -> None:
         assert await (await asked(double.worker, 3)) == 3
 
 
-@pytest.mark.parametrize("order", ["pause", "resume"])
+@pytest.mark.parametrize("order", ["pause", pytest.param("resume", marks=pytest.mark.long)])
 async def test_what_takes_effect_when_it_was_long_given_up_is_put_back(
     tmp_path: Path, order: str
 ) -> None:
@@ -154,6 +157,30 @@ async def test_an_order_that_did_not_reach_the_worker_leaves_its_weights_right(
         await client.completed(client.update("v2", disk=disk))
 
 
+@pytest.mark.long
+async def test_an_adapter_that_another_loads_meanwhile_stays_theirs(tmp_path: Path) -> None:
+    async with over_worker(tmp_path) as (double, client, root):
+        let_it = _slow(double, "load_lora")
+        adapter = lora_pb2.LoraAdapter(lora_name="a", source_path=str(root / "lora"))
+        load = client.control.LoadLora(lora_pb2.LoadLoraRequest(adapter=adapter))
+        await until(lambda: double.orders("load_lora"))
+        await double.worker.load_lora({"lora_name": "a", "source": {"uri": "file:///theirs"}})
+        let_it()
+        taken = await refused(load)
+        assert (taken.code.name, taken.reason) == ("ALREADY_EXISTS", "LORA_NAME_TAKEN")
+        assert double.worker.loras["a"][1] == "file:///theirs"
+
+
+@pytest.mark.long
+async def test_a_sidecar_ends_though_its_worker_is_still_at_it(tmp_path: Path) -> None:
+    async with over_worker(tmp_path) as (double, client, _):
+        let_it = _slow(double, "pause_generation")
+        await client.failed(client.pause("abort", deadline_ms=1_000))
+        double.next("/engine/resume_generation", Hang())
+    let_it()
+
+
+@pytest.mark.long
 async def test_a_version_that_nobody_could_be_told_is_none(tmp_path: Path) -> None:
     async with over_worker(tmp_path) as (double, client, _):
         double.worker.version = "v" * (5 << 20)

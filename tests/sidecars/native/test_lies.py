@@ -34,6 +34,7 @@ async def test_an_engine_that_still_starts_is_waited_for(tmp_path: Path) -> None
         await sidecar.stop()
 
 
+@pytest.mark.long
 async def test_one_that_grows_is_taken_as_it_is_then(tmp_path: Path) -> None:
     async with engine_and_sidecar(tmp_path) as (engine, sidecar, client):
         assert (await client.profile()).world_size == 2
@@ -43,6 +44,7 @@ async def test_one_that_grows_is_taken_as_it_is_then(tmp_path: Path) -> None:
             assert (await again.profile()).world_size == 6
 
 
+@pytest.mark.long
 async def test_who_does_not_listen_holds_no_pause_up(tmp_path: Path) -> None:
     """The engine has ended the request; its caller hears of it when it reads on."""
     async with engine_and_sidecar(tmp_path, only_way=True, token_s=0) as (engine, sidecar, client):

@@ -80,6 +80,7 @@ async def test_what_still_wakes_is_not_restored(tmp_path: Path) -> None:
         await until(seen)
 
 
+@pytest.mark.long
 async def test_only_what_says_that_the_engine_has_ended_is_its_end(tmp_path: Path) -> None:
     """What stands in between may answer for it, and be gone again."""
     async with trtllm_and_sidecar(tmp_path) as (trtllm, sidecar, client):
@@ -93,6 +94,7 @@ async def test_only_what_says_that_the_engine_has_ended_is_its_end(tmp_path: Pat
         await until(lambda: len(sidecar.lives) == 2, 30)
 
 
+@pytest.mark.long
 async def test_another_process_behind_a_memory_that_failed_gets_no_order(tmp_path: Path) -> None:
     """It took its place so quickly that nobody saw it gone."""
     async with trtllm_and_sidecar(tmp_path, look_s=3600.0) as (trtllm, sidecar, client):

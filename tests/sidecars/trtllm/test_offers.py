@@ -205,8 +205,8 @@ async def test_an_engine_that_went_away_and_came_back_is_another_instance(tmp_pa
     ("path", "answer"),
     [
         ("/version", Answer(503, None)),
-        ("/memory_status", Answer(502, None)),
-        ("/health", Answer(503, None)),
+        pytest.param("/memory_status", Answer(502, None), marks=pytest.mark.long),
+        pytest.param("/health", Answer(503, None), marks=pytest.mark.long),
     ],
 )
 async def test_what_answers_for_an_engine_that_starts_is_waited_out(
