@@ -39,6 +39,8 @@ _SAID = {
     "NOT_PAUSED": "the engine is not paused",
     "DRAIN_RUNNING": "a drain is running at the engine",
     "RESOURCES_RELEASED": "resources of the engine are released",
+    "PROFILE_RUNNING": "a profile is being recorded or written at the engine: stop it, or wait",
+    "PROFILING_REFUSED": "what would be profiled is being released or rebuilt at the engine",
     "WEIGHTS_NOT_VALID": "the engine's weights are not valid: a full update is the way back",
     "UNSUPPORTED_OPERATION": "the engine does not offer this",
     "NOT_CANCELLABLE": "the engine does not cancel this",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import re
+import zlib
 from pathlib import Path
 
-from app.enginekit.runtime import ProfileArtifact
+from app.enginekit.runtime import ProfileArtifact, RuntimeFault
 
 _LOOK_S = 0.5
+_PIECE_BYTES = 1 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
 _TYPES = {".gz": "application/gzip", ".json": "application/json"}
 
 
@@ -28,18 +32,25 @@ class Traces:
     async def new(self) -> list[str]:
         return sorted(await self._names() - self._before)
 
-    async def settled(self, files: int, within_s: float) -> None:
-        """Until there are so many, and none has grown between two looks: who writes them does not
-        say that it is done. Not in time: whatever there is has to do."""
+    async def settled(self, files: int, within_s: float) -> bool:
+        """Whether there came to be so many, each written to its end: who writes them does not say
+        that it is done. Waits as long as something grows, and `within_s` longer."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + within_s
         before: dict[str, int] = {}
         while loop.time() < give_up_at:
             sizes = await asyncio.to_thread(self._sizes)
-            if len(sizes) >= files and all(sizes.values()) and sizes == before:
-                return
+            if sizes != before:
+                give_up_at = loop.time() + within_s
+            elif len(sizes) >= files and all(sizes.values()) and await self._are_whole():
+                return True
             before = sizes
             await asyncio.sleep(_LOOK_S)
+        return False
+
+    async def _are_whole(self) -> bool:
+        names = await self.new()
+        return await asyncio.to_thread(lambda: all(_is_whole(self.folder / n) for n in names))
 
     def _sizes(self) -> dict[str, int]:
         new = self._listed() - self._before
@@ -49,6 +60,9 @@ class Traces:
             return {}
 
     async def artifacts(self) -> tuple[ProfileArtifact, ...]:
+        """Raises RuntimeFault: one is cut short, whose digest would be that of no trace."""
+        if not await self._are_whole():
+            raise RuntimeFault("NO_ARTIFACT", "the engine has not written a trace to its end")
         return await asyncio.to_thread(self._artifacts, await self.new())
 
     async def remove(self) -> None:
@@ -88,3 +102,20 @@ class Traces:
     def _remove(self, names: list[str]) -> None:
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
+
+
+def _is_whole(path: Path) -> bool:
+    """A packed one tells its end. Blocks on the disk."""
+    if path.suffix != ".gz":
+        return True
+    if path.stat().st_size < len(_GZIP_MAGIC):
+        return False
+    try:
+        with gzip.open(path) as file:
+            while file.read(_PIECE_BYTES):
+                pass
+    except EOFError:
+        return False
+    except (OSError, zlib.error):  # something else than was thought
+        return True
+    return True

@@ -63,8 +63,7 @@ class Profiling:
     async def finish(self) -> tuple[ProfileArtifact, ...]:
         """Raises RuntimeFault."""
         await self._stop()
-        # The server answers for its first rank, and of steps that are done it says nothing.
-        await self._traces.settled(self._engine.found.world_size, _SETTLE_S)
+        await self._written()
         found = await self._traces.artifacts()
         if not found:
             raise RuntimeFault("NO_ARTIFACT", "the engine has written no trace")
@@ -73,8 +72,17 @@ class Profiling:
 
     async def drop(self) -> None:
         await self._stop()
+        await self._written()  # a rank that finds its folder gone ends the server
         await self._traces.remove()
         await asyncio.to_thread(self._traces.folder.rmdir)
+
+    async def _written(self) -> None:
+        """The server answers for its first rank, and of steps that are done it says nothing."""
+        self._engine.occupied = True
+        try:
+            await self._traces.settled(self._engine.found.world_size, _SETTLE_S)
+        finally:
+            self._engine.occupied = False
 
     async def _stop(self) -> None:
         """A stop of what has stopped by itself is an error there, and none here."""
