@@ -13,6 +13,7 @@ from app.sidecars.http import Died, EngineHttp, NoAnswer, NotSent, Refused
 from app.sidecars.trtllm.discovery import NOT_TAKEN, STATUS, Discovered
 from app.sidecars.trtllm.memory import RUNNING, Memory, State, TagMap, memory_of
 
+SIGNATURE_REFUSED = "SIGNATURE_REFUSED"
 _LOOK_S = 0.2
 
 
@@ -105,7 +106,7 @@ def _refusal(cause: Refused) -> RuntimeFault:
     """What its workers say may come when they have begun."""
     match cause.status:
         case 401:
-            return NothingDone("SIGNATURE_REFUSED", NOT_TAKEN, code="UNAVAILABLE")
+            return NothingDone(SIGNATURE_REFUSED, NOT_TAKEN, code="UNAVAILABLE")
         case 409:
             return NothingDone("ENGINE_REFUSED", cause.message, code="FAILED_PRECONDITION")
         case 400 | 404 | 405 | 422:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from app.domain.commands import Pause, ReleaseResources, RestoreResources
 from app.domain.kinds import PauseMode, ResourceKind
@@ -13,7 +12,7 @@ from app.enginekit.runtime import Conclusion, Order, RuntimeFault
 from app.sidecars.carried import Carried
 from app.sidecars.streams import Stream, Streams, over
 from app.sidecars.trtllm.discovery import RELEASE, RESTORE
-from app.sidecars.trtllm.engine import NothingDone, TrtllmEngine
+from app.sidecars.trtllm.engine import SIGNATURE_REFUSED, NothingDone, TrtllmEngine
 from app.sidecars.trtllm.memory import Memory, State
 
 OPENED = OperationWarning(
@@ -55,24 +54,34 @@ class CarriedResume(Carried):
 
 
 class _Moving(Carried):
-    @contextmanager
-    def _sending(self) -> Generator[None]:
-        """What the engine did not take needs no undoing, which it might not take either."""
+    def __init__(self, order: Order, tags: frozenset[str], engine: TrtllmEngine) -> None:
+        super().__init__(order)
+        self._tags = tags
+        self._engine = engine
+        self._before: Memory | None = None
+
+    async def _move(self, path: str, shows: Callable[[Memory], bool]) -> None:
+        """What the engine did not take needs no undoing, which it might not take either. Of a
+        number that was used before it may have taken the first call: whatever is in between may
+        have made it twice."""
         self.sent = True
         try:
-            yield
-        except NothingDone:
-            self.sent = False
+            await self._engine.move(path, self._tags, self.order.deadline_at, shows)
+        except NothingDone as refusal:
+            self.sent = refusal.reason == SIGNATURE_REFUSED and await self._moved()
             raise
+
+    async def _moved(self) -> bool:
+        try:
+            return await self._engine.read_memory() != self._before
+        except RuntimeFault:
+            return False
 
 
 class CarriedRelease(_Moving):
     def __init__(self, order: Order, command: ReleaseResources, engine: TrtllmEngine) -> None:
-        super().__init__(order)
         self._kinds = frozenset(command.resources)
-        self._tags = engine.tags.tags_of(self._kinds)
-        self._engine = engine
-        self._before: Memory | None = None
+        super().__init__(order, engine.tags.tags_of(self._kinds), engine)
 
     async def prepare(self) -> None:
         self._before = await self._engine.read_memory()
@@ -80,8 +89,7 @@ class CarriedRelease(_Moving):
 
     async def commit(self) -> None:
         """The engine lets its requests finish first, others' too, which may take its time."""
-        with self._sending():
-            await self._engine.move(RELEASE, self._tags, self.order.deadline_at, self._shows)
+        await self._move(RELEASE, self._shows)
 
     def _shows(self, memory: Memory) -> bool:
         return memory.state is State.PARKED and memory.parked >= self._tags
@@ -103,18 +111,14 @@ class CarriedRelease(_Moving):
 
 class CarriedRestore(_Moving):
     def __init__(self, order: Order, command: RestoreResources, engine: TrtllmEngine) -> None:
-        super().__init__(order)
-        self._tags = engine.tags.tags_of(frozenset(command.resources))
-        self._engine = engine
-        self._before: Memory | None = None
+        super().__init__(order, engine.tags.tags_of(frozenset(command.resources)), engine)
 
     async def prepare(self) -> None:
         self._before = await self._engine.read_memory()
         self._before.may_restore()
 
     async def commit(self) -> None:
-        with self._sending():
-            await self._engine.move(RESTORE, self._tags, self.order.deadline_at, self._shows)
+        await self._move(RESTORE, self._shows)
 
     def _shows(self, memory: Memory) -> bool:
         return memory.state is not State.FAILED and not memory.parked & self._tags

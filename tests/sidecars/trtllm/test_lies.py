@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.rpc.openengine.v1.lifecycle_pb2 import HEALTH_STATE_READY, HealthRequest
-from tests.doubles.engine_http import Answer
+from tests.doubles.engine_http import After, Answer
 from tests.doubles.trtllm_http import Memory, TrtllmDouble
 from tests.enginekit.client import pb, until
 from tests.sidecars.trtllm.running import trtllm_and_sidecar
@@ -54,6 +54,33 @@ async def test_an_order_that_is_not_taken_has_done_nothing_and_is_not_undone(
         assert state.weights.state != pb.WEIGHTS_STATE_INCONSISTENT
         assert bool(state.released) == (order == "restore")
         assert [called for called, _ in trtllm.orders()][-1] == path
+
+
+async def test_a_call_that_was_made_twice_on_its_way_is_taken_back(tmp_path: Path) -> None:
+    """The first one was taken; what is heard is that the number of the second was used."""
+    async with trtllm_and_sidecar(tmp_path) as (trtllm, _, client):
+        used = {"error": {"message": "nonce has already been used"}}
+        trtllm.next("/release_memory", After(401, used))
+        failed = await client.failed(client.release("weights"))
+        assert failed.reason == "SIGNATURE_REFUSED"
+        assert failed.effect == pb.FAILURE_EFFECT_ROLLED_BACK
+        assert [path for path, _ in trtllm.orders()] == ["/release_memory", "/resume_memory"]
+        assert trtllm.memory.state == "running"
+
+
+async def test_what_others_have_parked_meanwhile_is_not_woken(tmp_path: Path) -> None:
+    async with trtllm_and_sidecar(tmp_path) as (trtllm, _, client):
+        release = trtllm.memory.release
+
+        async def theirs_first(tags: list[str]) -> None:
+            await release(["kv_cache"])
+            await release(tags)
+
+        trtllm.memory.release = theirs_first  # type: ignore[method-assign]
+        failed = await client.failed(client.release("weights"))
+        assert failed.reason == "ENGINE_REFUSED"
+        assert trtllm.memory.parked == ["kv_cache"]
+        assert len(trtllm.orders()) == 1
 
 
 async def test_what_still_wakes_is_not_restored(tmp_path: Path) -> None:
