@@ -167,6 +167,8 @@ class EngineHttp:
             if not sending.done():
                 sending.cancel()
                 await asyncio.wait({sending})
+            if not sending.cancelled():
+                sending.exception()  # whoever was told, or has gone
         if answer.status >= 500 and not await self.alive():
             raise Died("the engine has ended")
         return answer
