@@ -120,5 +120,6 @@ def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
 
 
 def _reason(error: RuntimeError) -> str:
-    """grpc says a paragraph; its end is what went wrong."""
-    return str(error).rpartition(";")[2].strip() or "in use"
+    """grpc says a paragraph; its end is what went wrong, or how to have that logged."""
+    end = str(error).rpartition(";")[2].strip()
+    return end if end and "GRPC_VERBOSITY" not in end else "it is in use, or not this machine's"

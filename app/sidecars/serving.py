@@ -206,11 +206,17 @@ async def _there(settings: SidecarSettings, http: Connection) -> tuple[Found, Ru
         except (CallError, RuntimeFault) as error:
             last = give_up_at is not None and loop.time() >= give_up_at
             if last or not _not_yet(error):
-                raise CannotServe(f"{settings.url}: {error.message}") from error
+                raise CannotServe(f"{settings.url}: {_words(settings, error)}") from error
             if not told:
                 log.warning("waiting for the engine at %s: %s", settings.url, error.message)
                 told = True
             await asyncio.sleep(settings.retry_s)
+
+
+def _words(settings: SidecarSettings, error: CallError | RuntimeFault) -> str:
+    if isinstance(error, Refused) and error.status == _NOT_FOUND:
+        return f"no server that `sidecar {settings.dialect.name}` is for: {error.message} (404)"
+    return error.message
 
 
 def _not_yet(error: CallError | RuntimeFault) -> bool:
@@ -226,7 +232,7 @@ def _not_yet(error: CallError | RuntimeFault) -> bool:
 _PASSING = frozenset(
     {"ENGINE_UNREACHABLE", "ENGINE_NOT_ANSWERING", "ENGINE_DIED", "ENGINE_RESTARTED"}
 )
-_SERVER_ERROR = 500
+_NOT_FOUND, _SERVER_ERROR = 404, 500
 
 
 async def _attached(

@@ -53,6 +53,8 @@ def _key(relative: Path) -> str:
 
 def _name(key: str) -> str:
     room, _, engine = key.partition("/")
+    if engine == "native":  # is no command of its own
+        return "`sidecar trtllm`, gRPC"
     if room == "sidecars":
         return f"`sidecar {engine}`"
     if room == "backends":

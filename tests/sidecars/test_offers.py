@@ -9,7 +9,9 @@ import pytest
 
 from app.sidecars.allowed import Allowed
 from app.sidecars.serving import CannotServe
+from app.sidecars.sglang.dialect import SglangDialect
 from app.sidecars.vllm.dialect import VllmDialect
+from tests.doubles.dynamo_http import running_worker
 from tests.doubles.vllm_http import running_vllm
 from tests.enginekit.client import pb, refused, until
 from tests.sidecars.checkpoints import checkpoint
@@ -176,3 +178,10 @@ async def test_load_and_where_events_are_told(tmp_path: Path) -> None:
         assert (load.running_requests, load.used_kv_blocks, load.total_kv_blocks) == (1, 102, 1024)
         vllm.model.abort_ids([])
         await request
+
+
+async def test_a_server_of_another_kind(tmp_path: Path) -> None:
+    async with running_worker() as worker:
+        sidecar = Sidecar(worker, tmp_path / "data", dialect=SglangDialect())
+        with pytest.raises(CannotServe, match=r"no server that `sidecar sglang` is for.*404"):
+            await sidecar.start()
