@@ -4,7 +4,7 @@ and the ledger in between."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ from tests.doubles.sglang_trainers import (
     verl,
 )
 from tests.doubles.trainers import Step, Wire
+from tests.enginekit.client import until
 from tests.http.compat.calling import Calling, registered
 from tests.http.gateway import ENGINE_ID, gateway
 from tests.sidecars.checkpoints import NAMES, checkpoint
 from tests.sidecars.sglang.running import asked, served, trainer
+from tests.sidecars.sidecar import Sidecar
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
@@ -33,6 +35,7 @@ class Beside(Calling):
     sglang: SglangDouble
     weights: Path
     adapter: Path
+    sidecar: Sidecar
 
     def step(self, number: int) -> Step:
         path = checkpoint(self.weights / str(number), number)
@@ -47,7 +50,7 @@ async def beside(tmp_path: Path) -> AsyncIterator[Beside]:
         gateway(tmp_path / "gateway", registered=False, compat=(compat,)) as gate,
         registered(gate, "sglang", it.sidecar.admin_address) as http,
     ):
-        yield Beside(gate, http, it.sglang, it.root, it.adapter)
+        yield Beside(gate, http, it.sglang, it.root, it.adapter, it.sidecar)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -161,3 +164,32 @@ async def test_a_sidecar_does_not_answer_for_an_engine_that_has_ended(beside: Be
     await beside.sglang.stop()
     for path in ("health", "ready", "get_weight_version", "model_info"):
         assert (await beside.http.get(path)).status_code == 503, path
+
+
+async def _restarted(beside: Beside) -> None:
+    """Behind the address that the gateway knows."""
+    sidecar = beside.sidecar
+    address = sidecar.admin_address
+    await sidecar.stop()
+    kit = replace(sidecar.settings.kit, admin_address=address)
+    sidecar.settings = replace(sidecar.settings, kit=kit)
+    await sidecar.start()
+
+    async def there() -> bool:
+        return (await beside.http.get("health")).status_code == 200
+
+    await until(there, 30)
+
+
+async def test_a_sidecar_is_started_anew_between_release_and_restore(beside: Beside) -> None:
+    """It does not know then whose the pause is that it finds, and the ledger does."""
+    for _ in range(2):
+        await beside.does("release_memory_occupation", {"tags": ["kv_cache"]})
+        await _restarted(beside)
+        await beside.does("resume_memory_occupation", {})
+        assert (await beside.http.get("ready")).status_code == 200
+    await beside.does("pause_generation", {"mode": "retract"})
+    await _restarted(beside)
+    await beside.does("continue_generation", {})
+    assert (await beside.http.get("ready")).status_code == 200
+    assert not beside.sglang.model.dead
