@@ -4,7 +4,7 @@ import { to } from "../core/place.js";
 import { atBrief, between, span } from "../core/time.js";
 import { Age } from "./bits.js";
 import { OperationState, Verification } from "./badge.js";
-import { title, words } from "./words.js";
+import { count, title, words } from "./words.js";
 
 export function OperationTable({ items, without }) {
   const engines = without !== "engine";
@@ -30,7 +30,7 @@ export function detail({ request }) {
   const said = [
     request.mode, request.weight_version, request.name, request.profiler,
     request.resources?.map(words).join(", "), request.content, request.caches?.join(", "), request.role,
-    request.all ? "all" : request.request_ids?.length ? `${request.request_ids.length} ids` : null,
+    request.all ? "all" : request.request_ids?.length ? count(request.request_ids.length, "request") : null,
   ];
   return said.filter(Boolean).join(" · ");
 }

@@ -10,7 +10,7 @@ import { Action, Age, Copy, Facts, OperationLink } from "../parts/bits.js";
 import { Badge } from "../parts/badge.js";
 import { useLoad } from "../parts/load.js";
 import { Empty, Failure, Loading } from "../parts/states.js";
-import { bytes, title, words } from "../parts/words.js";
+import { bytes, count, title, words } from "../parts/words.js";
 import { ProfileLook } from "./profile_look.js";
 
 const under = (engine) => `v1/engines/${encodeURIComponent(engine.id)}`;
@@ -33,7 +33,7 @@ export function Ranks({ engine, can }) {
   }, [engine.id]);
   return html`<${Held} state=${state}>${({ load }) => {
     const ranks = load.ranks ?? [];
-    return html`<p class="small dim">${can ? `${can.world_size} ranks in all. ` : ""}Load is told for each data-parallel rank.</p>
+    return html`<p class="small dim">${can ? `${count(can.world_size, "rank")} in all. ` : ""}Load is told for each data-parallel rank.</p>
       ${ranks.length === 0 ? html`<${Empty} title="The engine tells no load by rank." />` : html`<div class="scroll"><table><thead><tr>${["Rank", "Running", "Queued", "KV cache", ""].map((one) => html`<th scope="col" key=${one}>${one || html`<span class="sr">Share</span>`}</th>`)}</tr></thead>
       <tbody>${ranks.map((one) => html`<tr key=${one.data_parallel_rank}><th scope="row">${one.data_parallel_rank}</th><td>${one.running_requests}</td><td>${one.queued_requests}</td>
         <td>${one.used_kv_blocks} of ${one.total_kv_blocks} blocks</td><td><${Share} used=${one.used_kv_blocks} of=${one.total_kv_blocks} /></td></tr>`)}</tbody></table></div>`}`;
@@ -77,6 +77,7 @@ export function Profiles({ engine, me }) {
 
 export function KvEventSources({ engine }) {
   const state = useOf(engine, "kv-event-sources");
+  if (state[0].problem?.reason === "UNSUPPORTED_OPERATION") return html`<${Empty} title="It does not say where it publishes cache events." />`;
   return html`<${Held} state=${state}>${({ items }) => items.length === 0 ? html`<${Empty} title="It publishes no cache events." />` : items.map((one, index) => html`<${Facts} key=${index} rows=${[
     ["Transport", one.transport],
     ["Endpoint", one.endpoint && html`<code class="break">${one.endpoint}</code>`],
