@@ -109,6 +109,7 @@ def _status(error: ChadburnError) -> int:
     if isinstance(error, EngineBusy):
         return 503
     if isinstance(error, OrderFailed):
-        return 400
+        reason = None if error.error is None else error.error.reason
+        return 503 if reason == "ENGINE_UNREACHABLE" else 400
     status, _ = status_of(error)
     return status if status in _OWN else 400

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.enginekit.runtime import Order, RuntimeFault
 from tests.enginekit.client import client_of
 from tests.enginekit.client import until as settled
 from tests.http.compat.layered import Layered, layered
@@ -162,3 +163,16 @@ async def test_while_another_order_runs_it_is_tried_again_later(tmp_path: Path) 
             assert (busy.status_code, busy.headers["retry-after"]) == (503, "1"), busy.text
         goes.set()
         assert (await first).status_code == 200
+
+
+async def test_an_engine_that_is_gone_behind_its_sidecar(sglang: Layered) -> None:
+    """Told as what may pass: clients that try again on 5xx do."""
+
+    async def gone(_: Order, __: int) -> None:
+        raise RuntimeFault("ENGINE_UNREACHABLE", "the engine cannot be reached", code="UNAVAILABLE")
+
+    sglang.engine.script("prepare", gone)
+    said = await sglang.post("/pause_generation", {})
+    assert (said.status_code, said.json()["error"]["message"]) == (
+        503, "the engine cannot be reached",
+    )  # fmt: skip
