@@ -27,6 +27,8 @@ _MARGIN_S = 2.0
 _JOIN_S = 1800.0
 # For it to listen. Meanwhile no other group is joined: somebody who mistook the port tries again.
 _MEET_S = 120.0
+# For the others to come once the engine is there, before it is told that it answers nobody.
+_GATHER_S = 60.0
 
 
 class Meeting:
@@ -76,9 +78,9 @@ class Meeting:
                     ) from None
                 await asyncio.sleep(_RETRY_S)
 
-    async def join(self, within_s: float) -> None:
+    async def join(self, within_s: float, *, gather_s: float = _GATHER_S) -> None:
         """Of an earlier group by that name nothing is left. Raises RuntimeFault. Without an answer
-        the scheduler may be stuck for good."""
+        the scheduler may be stuck for good: so its silence is no secret after `gather_s`."""
         engine, way = self._engine, self._way
         if engine.group is not None:
             await leave(engine, engine.group.group)
@@ -92,6 +94,8 @@ class Meeting:
             "backend": way.backend.value,
         }
         engine.occupied = True
+        loop = asyncio.get_running_loop()
+        excused = loop.call_later(gather_s, lambda: setattr(engine, "occupied", False))
         try:
             answer = await engine.post("/init_weights_update_group", body=body, within_s=within_s)
             with told():
@@ -105,6 +109,7 @@ class Meeting:
                 ) from fault
             raise
         finally:
+            excused.cancel()
             engine.occupied = False
 
 
@@ -121,7 +126,11 @@ async def leave(engine: SglangEngine, name: str) -> None:
 
 
 async def join_group(
-    engine: SglangEngine, transfer: NcclTransfer, *, meet_s: float = _MEET_S
+    engine: SglangEngine,
+    transfer: NcclTransfer,
+    *,
+    meet_s: float = _MEET_S,
+    gather_s: float = _GATHER_S,
 ) -> None:
     """To stay there over as many updates as come. Raises RuntimeFault."""
     loop = asyncio.get_running_loop()
@@ -129,5 +138,5 @@ async def join_group(
     meeting = Meeting(engine, transfer)
     await meeting.check()
     await meeting.met(lambda: gives_up_at - loop.time())
-    await meeting.join(_JOIN_S)
+    await meeting.join(_JOIN_S, gather_s=gather_s)
     engine.group = transfer

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,8 @@ from app.sidecars.notes import Notes
 from app.sidecars.sglang.dialect import SglangDialect
 from app.sidecars.sglang.engine import SglangEngine
 from app.sidecars.sglang.joining import join_group
-from tests.doubles.sglang_http import running_sglang
-from tests.enginekit.client import pb
+from tests.doubles.sglang_http import SglangDouble, running_sglang
+from tests.enginekit.client import pb, until
 from tests.enginekit.session_engine import Sender
 from tests.sidecars.checkpoints import checkpoint, weights
 from tests.sidecars.sglang.running import PATIENCE, Served, served, trainer
@@ -120,18 +123,45 @@ async def test_what_is_not_joined(
         assert await it.generates()
 
 
+@asynccontextmanager
+async def attached(tmp_path: Path, sglang: SglangDouble) -> AsyncIterator[SglangEngine]:
+    dialect = SglangDialect()
+    http = dialect.connect(sglang.url, PATIENCE)
+    allowed = Allowed(rendezvous=(RendezvousRule.parse("127.0.0.0/8:1-65535"),))
+    found = await dialect.discover(http, allowed)
+    (tmp_path / "data").mkdir()
+    yield await SglangEngine.attach(http, found, allowed, Notes(tmp_path / "data"))
+    await http.close()
+
+
+def transfer(port: int) -> NcclTransfer:
+    return NcclTransfer(address="127.0.0.1", port=port, world_size=2, rank_offset=1, group="g")
+
+
 async def test_a_trainer_that_never_listens_keeps_no_other_away_for_long(tmp_path: Path) -> None:
-    async with running_sglang(checkpoint(tmp_path / "model", 1)) as sglang:
-        dialect = SglangDialect()
-        http = dialect.connect(sglang.url, PATIENCE)
-        allowed = Allowed(rendezvous=(RendezvousRule.parse("127.0.0.0/8:1-65535"),))
-        found = await dialect.discover(http, allowed)
-        (tmp_path / "data").mkdir()
-        engine = await SglangEngine.attach(http, found, allowed, Notes(tmp_path / "data"))
-        nobody = NcclTransfer(address="127.0.0.1", port=1, world_size=2, rank_offset=1, group="g")
+    async with (
+        running_sglang(checkpoint(tmp_path / "model", 1)) as sglang,
+        attached(tmp_path, sglang) as engine,
+    ):
         with pytest.raises(RuntimeFault) as refused:
-            await join_group(engine, nobody, meet_s=2.5)
+            await join_group(engine, transfer(1), meet_s=2.5)
         assert refused.value.reason == "TRAINER_NOT_THERE"
         assert engine.group is None
         assert not sglang.bodies(INIT)
-        await http.close()
+
+
+async def test_an_engine_that_waits_for_a_trainer_is_not_excused_for_good(tmp_path: Path) -> None:
+    """Else it would be called ready for half an hour, while it answers nobody."""
+    async with (
+        running_sglang(checkpoint(tmp_path / "model", 1)) as sglang,
+        attached(tmp_path, sglang) as engine,
+        trainer(sglang) as port,
+    ):
+        sglang.model.members.clear()
+        joining = asyncio.create_task(join_group(engine, transfer(port), gather_s=0.1))
+        await until(lambda: bool(sglang.bodies(INIT)) and not engine.occupied)
+        with pytest.raises(RuntimeFault) as refused:
+            await engine.same()
+        assert refused.value.reason == "SCHEDULER_SILENT"
+        joining.cancel()
+        await asyncio.wait({joining})
