@@ -107,10 +107,14 @@ def decode_body(body: bytes) -> list[Any]:
 
 
 def _encode(message: Any) -> dict[str, Any]:
-    """One message's fields as they are: json comes back for those that are messages themselves."""
+    """One message's fields as they are: json comes back for those that are messages themselves.
+    What is as it is by default stays away, which is most of what a token's message has."""
     name = type(message).__name__
-    fields = {field: getattr(message, field) for field in _NAMES[name]}
-    fields[_TYPE_KEY] = name
+    fields: dict[str, Any] = {_TYPE_KEY: name}
+    for field, usual in _FIELDS[name]:
+        value = getattr(message, field)
+        if value is not usual:
+            fields[field] = value
     return fields
 
 
@@ -138,12 +142,14 @@ def _converter(hint: Any) -> Callable[[Any], Any] | None:
 
 def _converters(cls: type) -> dict[str, Callable[[Any], Any]]:
     hints = get_type_hints(cls)
-    found = {name: _converter(hints[name]) for name in _NAMES[cls.__name__]}
+    found = {name: _converter(hints[name]) for name, _ in _FIELDS[cls.__name__]}
     return {name: convert for name, convert in found.items() if convert is not None}
 
 
-_NAMES: dict[str, tuple[str, ...]] = {
-    name: tuple(field.name for field in dataclasses.fields(cls)) for name, cls in _TYPES.items()
+# With their defaults, or what no field is (MISSING).
+_FIELDS: dict[str, tuple[tuple[str, Any], ...]] = {
+    name: tuple((field.name, field.default) for field in dataclasses.fields(cls))
+    for name, cls in _TYPES.items()
 }
 _CONVERTERS: dict[str, dict[str, Callable[[Any], Any]]] = {
     name: _converters(cls) for name, cls in _TYPES.items()
