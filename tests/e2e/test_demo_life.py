@@ -106,7 +106,7 @@ def read(ready: dict[str, Any], rest: str = "") -> dict[str, Any]:
 def update_line(demo: Demo) -> list[str]:
     """The arguments of the update that it proposes."""
     _, _, line = demo.process.said().partition("chadburn update-weights ")
-    return ["update-weights", *shlex.split(line.partition("\nCtrl-C")[0].replace("\\\n", " "))]
+    return ["update-weights", *shlex.split(line.replace("\\\n", " ").partition("\n")[0])]
 
 
 def test_its_engine_is_at_vllms_own_endpoints(demo: Demo) -> None:

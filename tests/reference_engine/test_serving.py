@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from grpc_health.v1 import health_pb2
 
 from app.reference_engine.errors import CannotServe, ReferenceEngineError
 from app.reference_engine.limits import CoreSettings
+from app.reference_engine.recovery import Pace
 from app.reference_engine.serving import EngineSettings, ServedEngine, TokenSettings, served
 from app.rpc.openengine.v1 import admin_pb2, error_pb2, generation_pb2, lifecycle_pb2
 from tests.reference_engine.calling import Call, Clients, clients_of
-from tests.reference_engine.ranks import alive, nursery
+from tests.reference_engine.ranks import alive, nursery, ranks
 from tests.reference_engine.serving import PATIENCE_S, PROMPT, eventually
 
 pytestmark = pytest.mark.anyio
@@ -347,10 +349,12 @@ async def test_health_with_a_probe(clients: Clients) -> None:
 
 
 async def test_lost_rank_takes_the_engine_out_of_service(tiny: Path, tmp_path: Path) -> None:
-    async with (
-        served(settings(tiny, tmp_path, step_delay_ms=2)) as engine,
-        clients_of(engine) as clients,
-    ):
+    others = set(ranks())
+    # After the first loss ranks are back at once, before anybody has looked; after another, later.
+    slow = replace(
+        settings(tiny, tmp_path, step_delay_ms=2), recovery=Pace(first_s=600, longest_s=600)
+    )
+    async with served(slow) as engine, clients_of(engine) as clients:
         call = await clients.generate("a", LONG).after(1)
         before = await clients.profile()
         os.kill(engine.rank_pids[0], signal.SIGKILL)
@@ -358,10 +362,23 @@ async def test_lost_rank_takes_the_engine_out_of_service(tiny: Path, tmp_path: P
         assert heard.error is not None
         assert heard.error.code == error_pb2.ERROR_CODE_INTERNAL
 
-        async def unready() -> bool:
+        async def ready() -> bool:
             check = health_pb2.HealthCheckRequest(service="openengine.v1.Inference")
-            return bool((await clients.health.Check(check, timeout=PATIENCE_S)).status != SERVING)
+            return bool((await clients.health.Check(check, timeout=PATIENCE_S)).status == SERVING)
 
+        async def unready() -> bool:
+            return not await ready()
+
+        def those_after() -> set[int]:
+            return set(ranks()) - others - set(engine.rank_pids)
+
+        async def replaced() -> bool:
+            return bool(those_after())
+
+        await eventually(replaced)
+        await eventually(ready)
+        (again,) = those_after()
+        os.kill(again, signal.SIGKILL)
         await eventually(unready)
         after = await clients.profile()
         assert after.revision > before.revision
