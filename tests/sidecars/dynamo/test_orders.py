@@ -338,7 +338,7 @@ async def test_an_order_goes_on_when_nobody_waits_for_it(tmp_path: Path) -> None
     """So it is taken back, and not taken for undone."""
     async with over_worker(tmp_path) as (double, client, _):
         double.next("/engine/pause_generation", Hang())
-        failed = await client.failed(client.pause("abort", deadline_ms=500))
+        failed = await client.failed(client.pause("abort", deadline_ms=2000))
         assert failed.effect == pb.FAILURE_EFFECT_ROLLED_BACK
         assert [name for name, _ in double.orders()] == ["pause_generation", "resume_generation"]
         assert double.worker.state == "open"

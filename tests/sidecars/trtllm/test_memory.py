@@ -125,8 +125,8 @@ async def test_an_answer_that_is_lost_is_made_good_by_looking(tmp_path: Path) ->
 async def test_a_drain_that_takes_too_long_is_taken_back(tmp_path: Path) -> None:
     """Nobody waits for it any more, but in the engine it goes on: it parks, and is woken."""
     async with trtllm_and_sidecar(tmp_path) as (trtllm, _, client):
-        asked = await _asked(trtllm, 400)
-        failed = await client.failed(client.release("weights", deadline_ms=300))
+        asked = await _asked(trtllm, 1500)
+        failed = await client.failed(client.release("weights", deadline_ms=1500))
         assert failed.effect == pb.FAILURE_EFFECT_ROLLED_BACK
         assert await asked == 200
         assert trtllm.memory.state == "running"

@@ -145,7 +145,7 @@ async def test_all_are_ended_only_where_nobody_else_has_any(tmp_path: Path) -> N
 async def test_pauses_are_offered_where_the_sidecar_is_the_only_way(tmp_path: Path) -> None:
     async with trtllm_and_sidecar(tmp_path, only_way=True) as (trtllm, _, client):
         assert await _offered(client) == {"abort_requests", "pause", "resume", *MEMORY}
-        running = client.generate(model=MODEL, stopping={"max_tokens": 50})
+        running = client.generate(model=MODEL, stopping={"max_tokens": 500})
         await running.first()
         paused = await client.completed(client.pause("drain"))
         assert paused.pause.requests_finished == 1
