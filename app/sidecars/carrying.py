@@ -5,9 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from app.domain.weight_sessions import Chunk
-from app.enginekit.runtime import Conclusion, Observation, Order, RuntimeFault
+from app.enginekit.runtime import Conclusion, Load, Observation, Order, RankLoad, RuntimeFault
 from app.sidecars.carried import Carried, Pieces
 from app.sidecars.watching import Orders, Watch
+
+
+def summed(ranks: tuple[RankLoad, ...]) -> Load:
+    """Of an engine that tells its load by rank alone."""
+    return Load(
+        running_requests=sum(rank.running_requests for rank in ranks),
+        queued_requests=sum(rank.queued_requests for rank in ranks),
+        used_kv_blocks=sum(rank.used_kv_blocks for rank in ranks),
+        total_kv_blocks=sum(rank.total_kv_blocks for rank in ranks),
+        ranks=ranks,
+    )
 
 
 class CarryingRuntime(ABC):

@@ -44,6 +44,15 @@ def refused(reason: str, message: str) -> RuntimeFault:
     return RuntimeFault(reason, message, code="FAILED_PRECONDITION")
 
 
+def inconsistent() -> RuntimeFault:
+    """Of an update that broke off: what was sent of it can't be taken back."""
+    return RuntimeFault(
+        "WEIGHTS_INCONSISTENT",
+        "the engine's weights are neither the old ones nor the new ones: update it again",
+        applied=True,
+    )
+
+
 def remaining_s(deadline_at: float) -> float:
     """Until a deadline on the event loop's clock."""
     return max(0.001, deadline_at - asyncio.get_running_loop().time())

@@ -69,6 +69,10 @@ EndAll = Callable[[list[str], float], Awaitable[object]]
 """Tells the engine to end requests, by what it calls them, within so many seconds. Raises
 CallError, RuntimeFault."""
 
+EndOthers = Callable[[list[str]], Awaitable[AbortOutcome]]
+"""Ends requests by ids that the caller gave, and says what became of them all. Raises
+RuntimeFault."""
+
 
 class Streams:
     """In flight through this process. An id is the engine's for one request and never again: it
@@ -171,12 +175,27 @@ class Streams:
             stream.hang_up.set()
         await over(ending)
 
-    def mine(self, request_ids: Iterable[str]) -> dict[str, Stream]:
-        return {name: self._running[name] for name in request_ids if name in self._running}
+    async def abort(
+        self, request_ids: Iterable[str], message: str, others: EndOthers
+    ) -> dict[str, AbortOutcome]:
+        """By id, those that never came through here by `others`. Raises what that raises."""
+        wanted = tuple(request_ids)
+        mine = [self._running[name] for name in wanted if name in self._running]
+        known = {name for name in wanted if name in self._running or name in self._gone}
+        outcomes = {name: AbortOutcome.ALREADY_FINISHED for name in wanted if name in known}
+        unknown = [name for name in wanted if name not in known]
+        if unknown:
+            outcomes |= dict.fromkeys(unknown, await others(unknown))
+        await self.end(mine, message)
+        return outcomes | outcomes_of(mine)
 
-    def outcome_of_others(self, request_id: str) -> AbortOutcome | None:
-        """None: it never came through here."""
-        return AbortOutcome.ALREADY_FINISHED if request_id in self._gone else None
+
+def outcomes_of(streams: Iterable[Stream]) -> dict[str, AbortOutcome]:
+    """Once they have ended."""
+    return {
+        one.request_id: AbortOutcome.ABORTED if one.aborted else AbortOutcome.ALREADY_FINISHED
+        for one in streams
+    }
 
 
 async def over(streams: Iterable[Stream], within_s: float = 5.0) -> None:

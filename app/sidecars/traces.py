@@ -12,6 +12,7 @@ from pathlib import Path
 from app.enginekit.runtime import ProfileArtifact, RuntimeFault
 
 _LOOK_S = 0.5
+_FIRST_S = 0.25
 _PIECE_BYTES = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _TYPES = {".gz": "application/gzip", ".json": "application/json"}
@@ -31,6 +32,11 @@ class Traces:
 
     async def new(self) -> list[str]:
         return sorted(await self._names() - self._before)
+
+    async def begun(self) -> None:
+        """Until the first is being written."""
+        while not await self.new():  # noqa: ASYNC110 - another process writes
+            await asyncio.sleep(_FIRST_S)
 
     async def settled(self, files: int, within_s: float) -> bool:
         """Whether there came to be so many, each written to its end: who writes them does not say

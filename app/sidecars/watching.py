@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from app.domain.kinds import WeightsState
+from app.domain.ranks import RankReport, RankState
 from app.enginekit.runtime import Observation, RuntimeFault
 
 
@@ -75,6 +77,20 @@ class Watch(ABC):
     @abstractmethod
     def seen(self, lost: str | None) -> Observation:
         """What the kit is told; where it is `lost`, of what was known."""
+
+
+def weights_if(lost: str | None, state: WeightsState) -> WeightsState:
+    """Of an engine that can't be had, valid weights are known no more."""
+    if lost is not None and state is WeightsState.VALID:
+        return WeightsState.UNKNOWN
+    return state
+
+
+def ranks_if(lost: str | None, world_size: int) -> tuple[RankReport, ...]:
+    """All of them have failed, or there is nothing to tell."""
+    if lost is None:
+        return ()
+    return tuple(RankReport(rank, RankState.FAILED, lost) for rank in range(world_size))
 
 
 async def first_look(watch: Watch) -> None:

@@ -8,25 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from app.conformance.case import Verdict
 from app.conformance.connection import Listener
 from app.conformance.placing import Places
 from app.conformance.trial import Options
 from app.sidecars.allowed import Allowed
-from tests.conformance.judging import failures, ids_of, judged
 from tests.doubles.vllm_http import running_vllm
 from tests.sidecars.checkpoints import checkpoint
+from tests.sidecars.promises import all_holds, the_gist_holds
 from tests.sidecars.sidecar import running_sidecar
 
 pytestmark = pytest.mark.anyio
 
-SHORT = (
-    "profile.consistent",
-    "retry.same-payload",
-    "pause.each-mode",
-    "update.version-moves-with-success",
-    "stream.gap-free",
-)
 # What vLLM does not have: requests that are refused for sure, sources other than files, sessions.
 NOT_OFFERED = (
     "session.", "reconfigure.", "credentials.", "kvevents.", "update.inline",
@@ -76,16 +68,11 @@ async def _options(tmp_path: Path) -> AsyncIterator[Options]:
 @pytest.mark.long
 async def test_the_gist(tmp_path: Path) -> None:
     async with _options(tmp_path) as options:
-        report = await judged(options, *SHORT)
-    assert not failures(report)
-    assert not report.of(Verdict.NOT_APPLICABLE)
+        await the_gist_holds(options)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1_800)
 async def test_everything_that_it_offers(tmp_path: Path) -> None:
     async with _options(tmp_path) as options:
-        report = await judged(options)
-    assert not failures(report)
-    absent = ids_of(report, Verdict.NOT_APPLICABLE)
-    assert {one for one in absent - NOT_SHOWN if not one.startswith(NOT_OFFERED)} == set()
+        await all_holds(options, NOT_OFFERED, NOT_SHOWN)

@@ -15,6 +15,7 @@ from app.sidecars.checkpoints import Checkpoint, looked_at
 from app.sidecars.dynamo.carried import WorkerOrder
 from app.sidecars.dynamo.serving_orders import FLUSHED
 from app.sidecars.dynamo.worker import DynamoWorker
+from app.sidecars.faults import inconsistent
 from app.sidecars.safetensors import BadWeights
 
 # How the worker with vLLM in it refuses before it has touched anything.
@@ -93,11 +94,7 @@ class CarriedUpdate(WorkerOrder):
         if self._unchanged:
             self.worker.believe(replace(self.worker.belief, weights=self._before))
             return
-        raise RuntimeFault(
-            "WEIGHTS_INCONSISTENT",
-            "the engine's weights are neither the old ones nor the new ones: update it again",
-            applied=True,
-        )
+        raise inconsistent()
 
     async def conclude(self) -> Conclusion:
         return Conclusion(flushed=FLUSHED)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from app.domain.kinds import AbortOutcome
 from app.enginekit.runtime import AbortTally, RuntimeFault
 from app.sidecars.sglang.engine import SglangEngine
-from app.sidecars.streams import Streams
+from app.sidecars.streams import Streams, outcomes_of
 
 _LOOK_S = 0.1
 _LOOKS = 50
@@ -22,26 +22,18 @@ async def abort(
     engine: SglangEngine, streams: Streams, request_ids: Iterable[str], message: str
 ) -> AbortTally:
     """Raises RuntimeFault."""
-    wanted = tuple(request_ids)
-    mine = streams.mine(wanted)
-    outcomes = {name: streams.outcome_of_others(name) for name in wanted if name not in mine}
-    unknown = [name for name, outcome in outcomes.items() if outcome is None]
-    if unknown:
+
+    async def others(unknown: list[str]) -> AbortOutcome:
         # Nothing but what came through here: then it cannot have them. A pause holds others back
         # where they are not counted.
         alone = (await engine.loads()).in_flight <= len(streams.running)
         if alone and engine.belief.paused is None:
-            outcomes |= dict.fromkeys(unknown, AbortOutcome.NOT_FOUND)
-        else:
-            for name in unknown:
-                await engine.post("/abort_request", body={"rid": name})
-            outcomes |= dict.fromkeys(unknown, AbortOutcome.UNVERIFIED)
-    await streams.end(mine.values(), message)
-    ended = {
-        name: AbortOutcome.ABORTED if stream.aborted else AbortOutcome.ALREADY_FINISHED
-        for name, stream in mine.items()
-    }
-    return AbortTally({**{k: v for k, v in outcomes.items() if v is not None}, **ended})
+            return AbortOutcome.NOT_FOUND
+        for name in unknown:
+            await engine.post("/abort_request", body={"rid": name})
+        return AbortOutcome.UNVERIFIED
+
+    return AbortTally(await streams.abort(request_ids, message, others))
 
 
 async def abort_all(engine: SglangEngine, streams: Streams, message: str) -> AbortTally:
@@ -54,10 +46,7 @@ async def abort_all(engine: SglangEngine, streams: Streams, message: str) -> Abo
     await engine.put_back()
     await engine.post("/abort_request", body={"abort_all": True})
     await streams.end(mine, message)
-    outcomes = {
-        stream.request_id: AbortOutcome.ABORTED if stream.aborted else AbortOutcome.ALREADY_FINISHED
-        for stream in mine
-    }
+    outcomes = outcomes_of(mine)
     # Their ids are not told, so they get numbers.
     others = max(0, before - len(mine))
     ended = await _emptied(engine) if others else AbortOutcome.ABORTED

@@ -11,6 +11,7 @@ from app.domain.kinds import PauseMode
 from app.domain.operation import OperationWarning
 from app.enginekit.runtime import Conclusion, Order, RuntimeFault
 from app.sidecars.adapter_files import adapter_fits
+from app.sidecars.adapters import has_room, may_be_named
 from app.sidecars.allowed import all_below
 from app.sidecars.carried import Carried
 from app.sidecars.checkpoints import folder_of
@@ -38,30 +39,17 @@ class CarriedLoad(Carried):
 
     async def prepare(self) -> None:
         command, engine = self._command, self._engine
-        if command.id:
-            raise RuntimeFault(
-                "LORA_ID_NOT_OFFERED", "the engine numbers its adapters", code="INVALID_ARGUMENT"
-            )
+        may_be_named(command, engine.belief.models)
         if ":" in command.name:
             raise RuntimeFault(
                 "LORA_NAME_NOT_OFFERED",
                 "requests of this engine name adapters behind a colon: leave it out",
                 code="INVALID_ARGUMENT",
             )
-        if command.name in engine.belief.models:
-            raise RuntimeFault(
-                "LORA_NAME_TAKEN", "a base model has this name", code="ALREADY_EXISTS"
-            )
         self._path = str(await asyncio.to_thread(self._looked_at))
         await engine.same()
         names = set(await engine.adapters())
-        slots = engine.found.lora_slots
-        if slots is not None and len(names - {command.name}) >= slots:
-            raise RuntimeFault(
-                "LORA_SLOTS_FULL",
-                f"the engine has room for {slots} adapters: unload one",
-                code="RESOURCE_EXHAUSTED",
-            )
+        has_room(engine.found.lora_slots, names, command.name)
 
     def _looked_at(self) -> Path:
         """What does not fit is loaded without a word, and ends the engine with the first request

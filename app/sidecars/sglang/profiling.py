@@ -19,7 +19,6 @@ from app.sidecars.sglang.engine import SglangEngine
 from app.sidecars.traces import Traces
 
 _RANK = re.compile(r"TP-(\d+)")
-_LOOK_S = 0.25
 _EXPORT_S = 3_600.0
 _SETTLE_S = 120.0
 _EVERYBODY_WRITES = 0o1777
@@ -57,8 +56,7 @@ class Profiling:
         """The engine does not say that its steps are done; that it writes does."""
         if not self._bounded:
             await asyncio.Event().wait()
-        while not await self._traces.new():  # noqa: ASYNC110 - another process writes
-            await asyncio.sleep(_LOOK_S)
+        await self._traces.begun()
 
     async def finish(self) -> tuple[ProfileArtifact, ...]:
         """Raises RuntimeFault."""

@@ -38,7 +38,7 @@ from app.enginekit.runtime import (
 )
 from app.rpc.openengine.v1 import error_pb2, generation_pb2
 from app.sidecars.carried import Carried
-from app.sidecars.carrying import CarryingRuntime
+from app.sidecars.carrying import CarryingRuntime, summed
 from app.sidecars.sglang.aborting import abort, abort_all
 from app.sidecars.sglang.adapter_orders import CarriedLoad, CarriedUnload
 from app.sidecars.sglang.answers import Loads
@@ -206,10 +206,4 @@ def load_of(found: Loads, page_size: int) -> Load:
         )
         for one in found.ranks
     )
-    return Load(
-        running_requests=sum(rank.running_requests for rank in ranks),
-        queued_requests=sum(rank.queued_requests for rank in ranks),
-        used_kv_blocks=sum(rank.used_kv_blocks for rank in ranks),
-        total_kv_blocks=sum(rank.total_kv_blocks for rank in ranks),
-        ranks=ranks,
-    )
+    return summed(ranks)

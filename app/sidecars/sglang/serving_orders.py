@@ -11,9 +11,10 @@ from app.domain.operation import OperationWarning, Progress
 from app.enginekit.runtime import Conclusion, Flushed, Order, RuntimeFault
 from app.sidecars.carried import Carried
 from app.sidecars.faults import remaining_s
+from app.sidecars.pausing import paused
 from app.sidecars.sglang.belief import HOLDS, Belief
 from app.sidecars.sglang.engine import SglangEngine
-from app.sidecars.streams import Stream, Streams, over
+from app.sidecars.streams import Stream, Streams
 
 _LOOK_S = 0.2
 _SPACING_S = (0.25, 0.5, 1.0, 2.0)
@@ -90,17 +91,7 @@ class CarriedPause(Carried):
         self._engine.believe(self._before)
 
     async def conclude(self) -> Conclusion:
-        if self._mode is PauseMode.ABORT:
-            await over(self._mine)
-            aborted = sum(one.aborted for one in self._mine)
-            return Conclusion(requests_aborted=aborted + self._others)
-        kept = len(self._mine) + self._others if self._mode is PauseMode.KEEP else 0
-        return Conclusion(requests_kept=kept)
-
-    @property
-    def _others(self) -> int:
-        """Requests that clients sent to the engine itself."""
-        return max(0, self._in_flight - len(self._mine))
+        return await paused(self._mode, self._mine, self._in_flight)
 
 
 class CarriedResume(Carried):

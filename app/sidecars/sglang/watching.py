@@ -12,8 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 from app.domain.facts import LoraFact, WeightsFact
-from app.domain.kinds import PauseMode, WeightsState
-from app.domain.ranks import RankReport, RankState
+from app.domain.kinds import PauseMode
 from app.enginekit.runtime import Holding, Observation
 from app.sidecars.answers import Unreadable
 from app.sidecars.faults import told
@@ -23,7 +22,7 @@ from app.sidecars.sglang.belief import Hold
 from app.sidecars.sglang.discovery import identity_of, server_info
 from app.sidecars.sglang.engine import SglangEngine
 from app.sidecars.sglang.reconfiguring import ROLES
-from app.sidecars.watching import Orders, Watch
+from app.sidecars.watching import Orders, Watch, ranks_if, weights_if
 
 SILENT = "the engine's scheduler does not answer"
 _ASK_S = 2.0
@@ -149,19 +148,13 @@ class SglangWatch(Watch):
     def seen(self, lost: str | None) -> Observation:
         engine = self._engine
         belief = engine.belief
-        state = belief.weights
-        ranks: tuple[RankReport, ...] = ()
-        if lost is not None:
-            state = WeightsState.UNKNOWN if state is WeightsState.VALID else state
-            ranks = tuple(
-                RankReport(rank, RankState.FAILED, lost) for rank in range(engine.found.world_size)
-            )
+        state = weights_if(lost, belief.weights)
         return Observation(
             weights=WeightsFact(version=engine.version or None, state=state),
             released=belief.released,
             role=ROLES.get(engine.role, ROLES["null"]),
             loras=self._loras,
-            ranks=ranks,
+            ranks=ranks_if(lost, engine.found.world_size),
             group=self._group,
             holding=Holding(belief.paused),
         )

@@ -20,7 +20,7 @@ from app.enginekit.runtime import Conclusion, Flushed, Order, RankEvidence, Runt
 from app.sidecars.answers import Answer
 from app.sidecars.carried import Carried
 from app.sidecars.checkpoints import Checkpoint, digest_of, folder_of, looked_at
-from app.sidecars.faults import refused, remaining_s, told
+from app.sidecars.faults import inconsistent, refused, remaining_s, told
 from app.sidecars.safetensors import BadWeights
 from app.sidecars.sglang.answers import Checksums, checksums, succeeded
 from app.sidecars.sglang.engine import SglangEngine
@@ -147,11 +147,7 @@ class Updating(Carried):
             belief = self.engine.belief
             self.engine.believe(replace(belief, weights=self._before.weights))
             return
-        raise RuntimeFault(
-            "WEIGHTS_INCONSISTENT",
-            "the engine's weights are neither the old ones nor the new ones: update it again",
-            applied=True,
-        )
+        raise inconsistent()
 
     async def conclude(self) -> Conclusion:
         return Conclusion(

@@ -90,19 +90,9 @@ class TrtllmRuntime(CarryingRuntime):
                 "this engine ends requests of its own listener alone: name them",
                 code="UNIMPLEMENTED",
             )
-        mine = {one.request_id: one for one in self._streams.running}
-        if request_ids is not None:
-            mine = self._streams.mine(request_ids)
-        await self._streams.end(mine.values(), message)
-        outcomes = {
-            name: AbortOutcome.ABORTED if stream.aborted else AbortOutcome.ALREADY_FINISHED
-            for name, stream in mine.items()
-        }
-        others = [name for name in request_ids or () if name not in mine]
-        left = {
-            name: self._streams.outcome_of_others(name) or AbortOutcome.NOT_FOUND for name in others
-        }
-        return AbortTally({**outcomes, **left})
+        if request_ids is None:
+            request_ids = tuple(one.request_id for one in self._streams.running)
+        return AbortTally(await self._streams.abort(request_ids, message, _never_seen))
 
     async def probe(self) -> None:
         try:
@@ -111,6 +101,10 @@ class TrtllmRuntime(CarryingRuntime):
             raise RuntimeFault("CANNOT_SERVE", error.message) from error
         if answer.status != 200:
             raise RuntimeFault("CANNOT_SERVE", "the engine's own probe did not come through")
+
+
+async def _never_seen(_ids: list[str]) -> AbortOutcome:
+    return AbortOutcome.NOT_FOUND
 
 
 async def _no_such_call(_ids: list[str], _within_s: float) -> None:

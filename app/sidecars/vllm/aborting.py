@@ -15,7 +15,7 @@ from app.domain.kinds import AbortOutcome
 from app.enginekit.runtime import AbortTally, RuntimeFault
 from app.sidecars.answers import field_of
 from app.sidecars.faults import told
-from app.sidecars.streams import Streams
+from app.sidecars.streams import Streams, outcomes_of
 from app.sidecars.vllm.engine import VllmEngine
 
 _NUMBERED = re.compile(r".-\d+$")
@@ -34,27 +34,19 @@ async def abort(
     engine: VllmEngine, streams: Streams, request_ids: Iterable[str], message: str
 ) -> AbortTally:
     """Raises RuntimeFault."""
-    wanted = tuple(request_ids)
-    mine = streams.mine(wanted)
-    outcomes = {name: streams.outcome_of_others(name) for name in wanted if name not in mine}
-    unknown = [name for name, outcome in outcomes.items() if outcome is None]
-    if unknown:
+
+    async def others(unknown: list[str]) -> AbortOutcome:
         # Nothing but what came through here: then it cannot have them. A paused engine does not
         # count what has come since.
         in_flight = (await engine.metrics()).in_flight
         alone = in_flight is not None and in_flight <= len(streams.running)
         if alone and engine.belief.paused is None:
-            outcomes |= dict.fromkeys(unknown, AbortOutcome.NOT_FOUND)
-        else:
-            ids = [one for name in unknown for one in ids_for(name)]
-            await engine.post("/abort_requests", body={"request_ids": ids})
-            outcomes |= dict.fromkeys(unknown, AbortOutcome.UNVERIFIED)
-    await streams.end(mine.values(), message)
-    ended = {
-        name: AbortOutcome.ABORTED if stream.aborted else AbortOutcome.ALREADY_FINISHED
-        for name, stream in mine.items()
-    }
-    return AbortTally({**{k: v for k, v in outcomes.items() if v is not None}, **ended})
+            return AbortOutcome.NOT_FOUND
+        ids = [one for name in unknown for one in ids_for(name)]
+        await engine.post("/abort_requests", body={"request_ids": ids})
+        return AbortOutcome.UNVERIFIED
+
+    return AbortTally(await streams.abort(request_ids, message, others))
 
 
 async def abort_all(engine: VllmEngine, streams: Streams, message: str) -> AbortTally:
@@ -67,10 +59,7 @@ async def abort_all(engine: VllmEngine, streams: Streams, message: str) -> Abort
     with told():
         sent = int(field_of(answer, "aborted", int))
     await streams.end(mine, message)
-    outcomes = {
-        stream.request_id: AbortOutcome.ABORTED if stream.aborted else AbortOutcome.ALREADY_FINISHED
-        for stream in mine
-    }
+    outcomes = outcomes_of(mine)
     # Their ids are not told, so they get numbers.
     others = max(0, (before or 0) - len(mine))
     ended = AbortOutcome.ABORTED if await _emptied(engine) else AbortOutcome.FAILED

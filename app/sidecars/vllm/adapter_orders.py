@@ -8,6 +8,7 @@ from app.domain.commands import LoadLora, UnloadLora
 from app.domain.facts import LoraFact
 from app.domain.operation import OperationWarning
 from app.enginekit.runtime import Conclusion, Order, RuntimeFault
+from app.sidecars.adapters import has_room, may_be_named
 from app.sidecars.allowed import all_below
 from app.sidecars.answers import served_models
 from app.sidecars.carried import Carried
@@ -38,24 +39,11 @@ class CarriedLoad(Carried):
 
     async def prepare(self) -> None:
         command, engine = self._command, self._engine
-        if command.id:
-            raise RuntimeFault(
-                "LORA_ID_NOT_OFFERED", "the engine numbers its adapters", code="INVALID_ARGUMENT"
-            )
+        may_be_named(command, engine.found.models)
         real = await asyncio.to_thread(all_below, engine.allowed.lora_roots, command.path)
         self._path = str(real)
         names = await _names(engine)
-        if command.name in engine.found.models:
-            raise RuntimeFault(
-                "LORA_NAME_TAKEN", "a base model has this name", code="ALREADY_EXISTS"
-            )
-        slots = engine.found.lora_slots
-        if slots is not None and len(names - {command.name}) >= slots:
-            raise RuntimeFault(
-                "LORA_SLOTS_FULL",
-                f"the engine has room for {slots} adapters: unload one",
-                code="RESOURCE_EXHAUSTED",
-            )
+        has_room(engine.found.lora_slots, names, command.name)
 
     async def commit(self) -> None:
         self.sent = True

@@ -12,7 +12,6 @@ from app.sidecars.traces import Traces
 from app.sidecars.vllm.engine import VllmEngine
 
 _RANK = re.compile(r"(?:^|_)rank(\d+)\.")
-_LOOK_S = 0.25
 # A trace of a few tokens has been seen to take a minute and a half to write.
 _EXPORT_S = 3_600.0
 
@@ -41,8 +40,7 @@ class Profiling:
         """The engine does not say that its steps are done; that it writes does."""
         if not self._bounded:
             await asyncio.Event().wait()
-        while not await self._traces.new():  # noqa: ASYNC110 - another process writes
-            await asyncio.sleep(_LOOK_S)
+        await self._traces.begun()
 
     async def finish(self) -> tuple[ProfileArtifact, ...]:
         await self._engine.post("/stop_profile", within_s=_EXPORT_S)

@@ -33,7 +33,7 @@ from app.enginekit.runtime import (
 )
 from app.rpc.openengine.v1 import error_pb2, generation_pb2, kv_pb2
 from app.sidecars.carried import Carried
-from app.sidecars.carrying import CarryingRuntime
+from app.sidecars.carrying import CarryingRuntime, summed
 from app.sidecars.faults import told
 from app.sidecars.streams import Streams
 from app.sidecars.vllm.aborting import abort, abort_all
@@ -193,10 +193,4 @@ def load_of(metrics: Metrics, blocks: int) -> Load:
         )
         for number in sorted(running)
     )
-    return Load(
-        running_requests=sum(rank.running_requests for rank in ranks),
-        queued_requests=sum(rank.queued_requests for rank in ranks),
-        used_kv_blocks=sum(rank.used_kv_blocks for rank in ranks),
-        total_kv_blocks=sum(rank.total_kv_blocks for rank in ranks),
-        ranks=ranks,
-    )
+    return summed(ranks)

@@ -12,7 +12,8 @@ from app.domain.operation import Progress
 from app.enginekit.runtime import Conclusion, Flushed, Order, RuntimeFault
 from app.sidecars.carried import Carried
 from app.sidecars.faults import remaining_s, told
-from app.sidecars.streams import Stream, Streams, over
+from app.sidecars.pausing import paused
+from app.sidecars.streams import Stream, Streams
 from app.sidecars.vllm.answers import Sleeping, flushed
 from app.sidecars.vllm.belief import MODES
 from app.sidecars.vllm.engine import VllmEngine
@@ -72,17 +73,7 @@ class CarriedPause(Carried):
         self._engine.believe(replace(self._engine.belief, paused=self._before))
 
     async def conclude(self) -> Conclusion:
-        if self._mode is PauseMode.ABORT:
-            await over(self._mine)
-            aborted = sum(one.aborted for one in self._mine)
-            return Conclusion(requests_aborted=aborted + self._others)
-        kept = len(self._mine) + self._others if self._mode is PauseMode.KEEP else 0
-        return Conclusion(requests_kept=kept)
-
-    @property
-    def _others(self) -> int:
-        """Requests that clients sent to the engine itself."""
-        return max(0, self._in_flight - len(self._mine))
+        return await paused(self._mode, self._mine, self._in_flight)
 
 
 class CarriedResume(Carried):

@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from app.domain.facts import LoraFact, WeightsFact
-from app.domain.kinds import WeightsState
-from app.domain.ranks import RankReport, RankState
 from app.enginekit.runtime import Holding, Observation
 from app.sidecars.answers import served_models
 from app.sidecars.faults import told
 from app.sidecars.http import CallError
 from app.sidecars.vllm.answers import metrics_of
 from app.sidecars.vllm.engine import VllmEngine
-from app.sidecars.watching import Orders, Watch
+from app.sidecars.watching import Orders, Watch, ranks_if, weights_if
 
 
 class VllmWatch(Watch):
@@ -62,19 +60,13 @@ class VllmWatch(Watch):
     def seen(self, lost: str | None) -> Observation:
         engine = self._engine
         belief = engine.belief
-        state = belief.weights
-        ranks: tuple[RankReport, ...] = ()
-        if lost is not None:
-            state = WeightsState.UNKNOWN if state is WeightsState.VALID else state
-            ranks = tuple(
-                RankReport(rank, RankState.FAILED, lost) for rank in range(engine.found.world_size)
-            )
+        state = weights_if(lost, belief.weights)
         pauses = engine.found.has("/is_paused")
         return Observation(
             weights=WeightsFact(version=engine.version, state=state),
             released=belief.released,
             loras=self._loras,
-            ranks=ranks,
+            ranks=ranks_if(lost, engine.found.world_size),
             group=self._group,
             holding=Holding(belief.paused) if pauses else None,
         )

@@ -22,7 +22,7 @@ from app.enginekit.runtime import Conclusion, Flushed, Order, RankEvidence, Runt
 from app.sidecars.answers import field_of
 from app.sidecars.carried import Carried
 from app.sidecars.checkpoints import Checkpoint, digest_of, folder_of, looked_at
-from app.sidecars.faults import remaining_s, told
+from app.sidecars.faults import inconsistent, remaining_s, told
 from app.sidecars.safetensors import BadWeights
 from app.sidecars.vllm.answers import updated
 from app.sidecars.vllm.engine import VllmEngine
@@ -126,11 +126,7 @@ class Updating(Carried):
         if self._unchanged:
             self._engine.believe(replace(self._engine.belief, weights=self._before))
             return
-        raise RuntimeFault(
-            "WEIGHTS_INCONSISTENT",
-            "the engine's weights are neither the old ones nor the new ones: update it again",
-            applied=True,
-        )
+        raise inconsistent()
 
     async def conclude(self) -> Conclusion:
         warnings = [OPENED_BRIEFLY] if self._opened else []
