@@ -10,9 +10,8 @@ import grpc
 
 from app.conformance.case import Case, Need, NotPromised, case, expect
 from app.conformance.cases.resources import reopened, restorable
-from app.conformance.client import brief, completed_of, described, ends_with
+from app.conformance.client import brief, described, ends_with
 from app.conformance.orders import named
-from app.conformance.record import Told
 from app.conformance.traffic import Generation, TooShort, expect_going_on
 from app.conformance.trial import IN_THE_MIDST_S, LONG_S, Trial
 from app.rpc.openengine.v1 import admin_pb2 as pb
@@ -21,7 +20,6 @@ from app.rpc.openengine.v1 import lifecycle_pb2
 INFERENCE, ADMIN = "openengine.v1.Inference", "openengine.v1.OpenEngineAdmin"
 WRONG_STATE = grpc.StatusCode.FAILED_PRECONDITION
 WEIGHTS, DISCARD = pb.RESOURCE_KIND_WEIGHTS, pb.CONTENT_POLICY_DISCARD
-_NOTHING_DONE = (pb.FAILURE_EFFECT_NONE, pb.FAILURE_EFFECT_ROLLED_BACK)
 _NOT_READY = lifecycle_pb2.HealthState.HEALTH_STATE_NOT_READY
 
 
@@ -63,15 +61,9 @@ async def staged(trial: Trial) -> None:
     held: list[Any] = []
     for kind, policy in policies.items():
         order = trial.orders.release(resources=[kind], content=policy)
-        told = await trial.client.told(order)
-        if held and _state_forbids(told):
-            await _holds(trial, held, held)
-            await _restored(trial, *held)
-            await reopened(trial)
-            raise NotPromised("the engine releases nothing more while something is released")
-        released = completed_of(told).release_resources
+        told = (await trial.client.completed(order)).release_resources
         held.append(kind)
-        await _holds(trial, held, released.released)
+        await _holds(trial, held, told.released)
     for kind in policies:
         epoch = (await trial.client.profile()).release_epoch
         restore = trial.orders.restore(epoch, resources=[kind])
@@ -82,13 +74,6 @@ async def staged(trial: Trial) -> None:
             epoch = (await trial.client.profile()).pause_epoch
             await trial.client.refused(trial.orders.resume(epoch), WRONG_STATE)
     await reopened(trial)
-
-
-def _state_forbids(told: Told) -> bool:
-    if not ends_with(told, "failed"):
-        return False
-    failed = told.events[-1].failed
-    return bool(failed.code == WRONG_STATE.value[0] and failed.effect in _NOTHING_DONE)
 
 
 async def _holds(trial: Trial, held: list[Any], told: Any) -> None:
