@@ -175,7 +175,7 @@ def gives_up_at(order: Order) -> float:
     """Before the kit interrupts the order without knowing what it waits for."""
     now = asyncio.get_running_loop().time()
     left = min(order.deadline_at - now, _LONGEST_TRANSFER_S)
-    return now + left - min(_MARGIN_S, left / 10)
+    return now + left - min(_MARGIN_S, left / 5)
 
 
 async def unless_lost(engine: Engine, work: Coroutine[Any, Any, T]) -> T:

@@ -107,7 +107,9 @@ async def test_what_is_cancelled_unsent_leaves_none(gateway: Gateway, engine: En
     await engine.kill()
     operation = await gateway.give(UPDATE)
     assert await gateway.ledger.payloads.get(operation.id) == b"".join(DATA)
-    ended = await gateway.orders.cancel(operation.id, CALLER)
+    # One that is just being tried ends when the attempt has.
+    await gateway.orders.cancel(operation.id, CALLER)
+    ended = await gateway.end_of(operation)
     assert ended.state is OperationState.CANCELLED
     assert await gateway.ledger.payloads.get(operation.id) is None
 

@@ -67,8 +67,8 @@ class Stream:
 
 
 @contextmanager
-def streaming(server: Server, *, request_id: str = "", max_tokens: int = 1900) -> Iterator[Stream]:
-    """A stream that is running when the block begins; about five seconds long by itself."""
+def streaming(server: Server, *, request_id: str = "", max_tokens: int = 3800) -> Iterator[Stream]:
+    """A stream that is running when the block begins; some ten seconds long by itself."""
     stream = Stream(threading.Event(), threading.Event())
     reader = threading.Thread(target=_read, args=(server, stream, request_id, max_tokens))
     reader.start()

@@ -178,7 +178,7 @@ async def test_what_is_refused_before_anything_is_joined(
 async def test_trainer_that_never_comes(clients: Clients, new: dict[str, Tensor]) -> None:
     before = await said(clients)
     source = Trainer(2, Trainer.stay).source(new, FLOAT32)
-    end = await clients.update("v2", distributed=source, deadline_ms=3000).end()
+    end = await clients.update("v2", distributed=source, deadline_ms=5000).end()
     assert end.failed.reason == "TRANSFER_FAILED", end
     assert "rank 0" in end.failed.message
     assert "in time" in end.failed.message

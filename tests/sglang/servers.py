@@ -64,7 +64,7 @@ def serving(
         "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port),
         "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
         "--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled",
-        "--max-total-tokens", "8192", "--max-running-requests", "8", "--context-length", "2048",
+        "--max-total-tokens", "16384", "--max-running-requests", "8", "--context-length", "4096",
         "--dtype", "bfloat16", *(LORA if lora else ()), "--dp-size", str(ranks), *arguments,
     ]  # fmt: skip
     with running(

@@ -70,7 +70,7 @@ def serving(
     command = [
         *program, "serve", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1",
         "--port", str(port), *(["--grpc-port", str(control_port)] if rust else []),
-        "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "8", "--dtype", "bfloat16",
+        "--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "8", "--dtype", "bfloat16",
         "--enable-lora", "--max-lora-rank", "16", "--max-loras", "2", "--profiler-config",
         f'{{"profiler":"torch","torch_profiler_dir":"{profiles}"}}',
         *(["--weight-transfer-config", f'{{"backend":"{backend}"}}'] if backend else []),
