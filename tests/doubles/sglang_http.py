@@ -141,11 +141,14 @@ class SglangDouble(EngineDouble):
     # ---- reads ----
 
     async def ready(self, _: HttpRequest) -> Response:
-        ready = self.model.healthy and not self.model.front_paused
+        model = self.model
+        ready = model.healthy and not model.starting and not model.front_paused
         return Response(status_code=200 if ready else 503)
 
     async def health(self, _: HttpRequest) -> Response:
         """By a token, for which it waits."""
+        if self.model.starting:
+            return Response(status_code=503)
         hangs = self.model.front_paused or self.model.held or self.model.stuck
         await asyncio.sleep(self.model.hang_s if hangs else 0.01)
         self.model.healthy = not hangs

@@ -50,7 +50,8 @@ class Snapshot:
 
 class Sglang:
     """`token_s`: between two tokens. `dp`: data-parallel ranks. `hang_s`: after which a probe of a
-    paused engine fails. `members`: ports at which a trainer completes its group."""
+    paused engine fails. `members`: ports at which a trainer completes its group. While it is
+    `starting`, probes are told so at once."""
 
     def __init__(
         self,
@@ -58,13 +59,14 @@ class Sglang:
         *,
         token_s: float = 0.003,
         dp: int = 1,
-        hang_s: float = 0.3,
+        hang_s: float = 1.2,
         seed: int = 1,
         slots: int | None = None,
     ) -> None:
         self.token_s = token_s
         self.dp = dp
         self.hang_s = hang_s
+        self.starting = False
         self.seed = seed
         self.slots = slots
         self.path = str(checkpoint)

@@ -29,6 +29,7 @@ from app.sidecars.sglang.discovery import Discovered, identity_of, server_info
 
 # `/health` generates a token, and takes a second for it.
 _HEALTH_S = 15.0
+_FAILING_S = 1.0
 _IDLE_S = 10.0
 
 
@@ -102,12 +103,18 @@ class SglangEngine(Believing[Belief]):
 
     async def answers(self, within_s: float = _HEALTH_S) -> bool:
         """Whether it generates. Never asked of an engine that is believed to be paused: there the
-        question hangs, and its failure is remembered. Raises RuntimeFault."""
+        question hangs, and its failure is remembered. Raises RuntimeFault, also while it starts or
+        ends, which it says at once: a probe that fails has waited a second at the least."""
+        asked_at = asyncio.get_running_loop().time()
         with told():
             try:
                 health = await self.http.get("/health", within_s=within_s)
             except NoAnswer:
                 return False
+        if health.status == 503 and asyncio.get_running_loop().time() - asked_at < _FAILING_S:
+            raise RuntimeFault(
+                "ENGINE_UNREACHABLE", "the engine is starting, or ending", retryable=True
+            )
         return health.status == 200
 
     async def adapters(self) -> dict[str, str]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
 import pytest
 
 from app.sidecars.serving import CannotServe
+from app.sidecars.sglang.dialect import SglangDialect
 from tests.doubles.engine_http import Die, Hang
+from tests.doubles.sglang_http import running_sglang
 from tests.doubles.sglang_model import Sglang, Snapshot
 from tests.enginekit.client import client_of, pb, until
 from tests.sidecars.checkpoints import checkpoint
-from tests.sidecars.sglang.running import Served, asked, served
+from tests.sidecars.sglang.running import PATIENCE, Served, asked, served
+from tests.sidecars.sidecar import administered
 
 pytestmark = pytest.mark.anyio
 
@@ -79,6 +83,19 @@ async def test_a_scheduler_that_is_stuck_and_one_that_is_held(tmp_path: Path) ->
             return not await _lost(it)
 
         await until(back, 30)
+
+
+async def test_a_server_that_is_met_while_it_starts(tmp_path: Path) -> None:
+    """It is waited for, and not taken for one that is paused."""
+    dialect = SglangDialect(stale_s=0.5)
+    there = {"dialect": dialect, "patience": PATIENCE, "look_s": 0.1}
+    loop = asyncio.get_running_loop()
+    async with running_sglang(checkpoint(tmp_path / "model", 1)) as sglang:
+        sglang.model.starting = True
+        started = loop.call_later(1.0, setattr, sglang.model, "starting", False)
+        async with administered(sglang, tmp_path / "data", **there) as (_, client):
+            assert loop.time() >= started.when()
+            assert (await client.profile()).state.admission == pb.ADMISSION_STATE_OPEN
 
 
 @pytest.mark.long
