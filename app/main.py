@@ -34,6 +34,7 @@ from app.clock import Clock, IdSource, SystemClock, uuid7
 from app.domain.engine import Registration
 from app.domain.events import TERMINAL_EVENTS
 from app.domain.selectors import Selector
+from app.finding import finding_of
 from app.http.allowances import Allowances
 from app.http.api import OF_THE_KIND, ApiSettings, build_api
 from app.http.closing import Closing
@@ -258,6 +259,7 @@ async def _opened(
         fleet, runner, orders, sessions = _use_cases(
             settings, ledger, backends, clock, new_id, owner, meant.deadlines, between.pace
         )
+        finding = finding_of(settings, ledger, fleet, clock, owner, metrics)
         sealer = Sealer(ledger, owner, settings.audit_seal_s)
         tail = Tail(ledger, on_event=_counting(ledger, metrics))
         closing.tell(tail.wake)
@@ -289,6 +291,7 @@ async def _opened(
             ),
             issuer_states=verifier.issuer_states,
             policy_ok=lambda: policy.ok,
+            finding_ok=lambda: finding.ok,
             roster=Roster(ledger),
             exposures=exposures_of(settings),
             logins=None if house is None else house.logins,
@@ -308,7 +311,9 @@ async def _opened(
         sessions_kept = forget_sessions(ledger)
         following = follow_policy(policy, rooms, gateway=owner)
         keys = verifier.keep_ready()
+        held.push_async_callback(finding.stop)
         looks = (
+            finding.run(),
             _housekeeping(rooms),
             pruning,
             proofs,

@@ -31,6 +31,7 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as SourceError
 
+from app.discovery_settings import DiscoverySettings, refuse_twins
 from app.domain.kinds import OperationKind
 from app.domain.selectors import is_engine_id, is_label_name, is_label_value
 
@@ -301,6 +302,8 @@ class Settings(BaseSettings):
 
     engine_reach: ReachSettings = _THIS_MACHINE
     engine_credentials: dict[str, CredentialSettings] = Field(default_factory=dict)
+    discovery: tuple[DiscoverySettings, ...] = ()
+    """Where engines are found that are registered by nobody."""
     profile_roots: dict[str, Path] = Field(default_factory=dict)
     """Per engine: the folder, as this machine sees it, below which the engine keeps its profiles.
     Files of engines that are not named here can't be downloaded."""
@@ -378,6 +381,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _can_be_accounted_for(self) -> Settings:
+        refuse_twins(self.discovery)
         if self.audit_retention_days < self.operation_retention_days:
             raise ValueError("audit_retention_days must not be below operation_retention_days")
         return self

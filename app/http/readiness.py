@@ -32,8 +32,10 @@ async def refuse_unless_ready(rooms: Rooms) -> None:
 
 
 def is_degraded(rooms: Rooms) -> bool:
-    """Tokens of some issuer can't be judged, or the policy file as it is now was refused."""
-    return not rooms.policy_ok() or not all(state.ok for state in rooms.issuer_states())
+    """Tokens of some issuer can't be judged, or the policy file or a list of engines as it is now
+    was refused."""
+    followed = rooms.policy_ok() and rooms.finding_ok()
+    return not followed or not all(state.ok for state in rooms.issuer_states())
 
 
 async def exposition(rooms: Rooms, sight: Sight) -> bytes:

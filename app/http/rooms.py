@@ -119,6 +119,8 @@ class Rooms:
     issuer_states: Callable[[], tuple[IssuerState, ...]]
     policy_ok: Callable[[], bool]
     roster: Roster
+    finding_ok: Callable[[], bool] = lambda: True
+    """Whether what the sources of engines say now is what is followed."""
     logins: Logins | None = None
     """None: nobody logs in with a browser here."""
     browser_sessions: SessionDesk | None = None

@@ -37,14 +37,22 @@ async def registrations(url: str) -> tuple[Registration, ...]:
 
 
 class Engines:
-    """Ids are never used again: a removed engine stays in the register, unseen."""
+    """Ids are never used again for another engine: a removed one stays in the register, unseen."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
 
-    async def register(self, registration: Registration, audit: AuditEntry) -> Engine:
-        """Raises EngineExists, also for the id of a removed engine."""
+    async def register(
+        self,
+        registration: Registration,
+        audit: AuditEntry,
+        *,
+        back_from: tuple[str, str] | None = None,
+    ) -> Engine:
+        """Raises EngineExists, also for the id of a removed engine, unless that had the label
+        `back_from` (name and value) to its end: then it is that engine, back with its history, and
+        its generation is the next."""
         values = registration_values(registration) | {
             "id": registration.id,
             "generation": registration.generation,
@@ -52,8 +60,9 @@ class Engines:
         }
 
         async def work(write: Write) -> Engine:
-            with violations():
-                await write.connection.execute(engines.insert().values(values))
+            if back_from is None or not await _put_back(write, registration, back_from):
+                with violations():
+                    await write.connection.execute(engines.insert().values(values))
             await auditing.write_entry(write, audit)
             return await self._existing(write.connection, registration.id)
 
@@ -215,6 +224,26 @@ def _not_newer_than(moment: datetime | None) -> ColumnElement[bool]:
         return undated
     at = observations.c.observed_at
     return or_(undated, at <= moment, at > moment + _SLOWEST)
+
+
+async def _put_back(write: Write, registration: Registration, label: tuple[str, str]) -> bool:
+    """Whether there was a removed one to put back. Its dialect is what it was."""
+    name, value = label
+    query = (
+        select(engines.c.generation, engines.c.labels, engines.c.dialect)
+        .where(engines.c.id == registration.id, engines.c.removed_at.is_not(None))
+        .with_for_update()
+    )
+    removed = (await write.connection.execute(query)).one_or_none()
+    if removed is None or removed.labels.get(name) != value:
+        return False
+    if removed.dialect != registration.dialect.value:
+        return False
+    values = registration_values(registration)
+    values |= {"generation": removed.generation + 1, "removed_at": None}
+    change = update(engines).where(engines.c.id == registration.id).values(values)
+    await write.connection.execute(change)
+    return True
 
 
 async def _require(write: Write, engine_id: str, expected_generation: int) -> None:

@@ -72,6 +72,12 @@ class Metrics:
             "1 while the policy file was refused and an earlier policy stays in force.",
             registry=self.registry,
         )
+        self._discovery = Gauge(
+            "chadburn_discovery_problems",
+            "What a source of engines lists and can't be followed, and faults of the list itself.",
+            ("source",),
+            registry=self.registry,
+        )
         self._standing = _Standing()
         self.registry.register(self._standing)
 
@@ -102,6 +108,9 @@ class Metrics:
         """`outcome`: loaded or refused. `in_force`: the policy is what its file says now."""
         self._policy_reads.labels(outcome).inc()
         self._policy_refused.set(not in_force)
+
+    def discovered(self, source: str, problems: int) -> None:
+        self._discovery.labels(source).set(problems)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -62,9 +62,11 @@ class Fleet:
 
     # ---- the register ----
 
-    async def register(self, draft: EngineDraft, caller: Caller) -> Engine:
-        """Raises InvalidArgument (id, labels, members, address out of reach, credential),
-        UnsupportedDialect, EngineExists."""
+    async def register(
+        self, draft: EngineDraft, caller: Caller, *, back_from: tuple[str, str] | None = None
+    ) -> Engine:
+        """`back_from`: as the ledger's register takes it. Raises InvalidArgument (id, labels,
+        members, address out of reach, credential), UnsupportedDialect, EngineExists."""
         async with self._audited("register_engine", caller, draft.id):
             check_id(draft.id)
             check_labels(draft.labels)
@@ -80,7 +82,7 @@ class Fleet:
                 updated_at=now,
             )
             entry = entry_of(now, "register_engine", "accepted", caller, engine_id=draft.id)
-            engine = await self._ledger.engines.register(registration, entry)
+            engine = await self._ledger.engines.register(registration, entry, back_from=back_from)
         self._lookout(draft.id).read(anew=True)
         return engine
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app.discovery_settings import DiscoverySettings, KubernetesSettings
 from app.domain.kinds import OperationKind
 from app.domain.scopes import Scope
 from app.settings import (
@@ -212,7 +213,10 @@ def test_settings_become_the_values_of_the_rooms(tmp_path: Path) -> None:
 
 def test_every_setting_is_in_the_documentation() -> None:
     text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
-    sections = (Settings, IssuerSettings, ReachSettings, LoginSettings, BrowserSessionSettings)
+    sections = (
+        *(Settings, IssuerSettings, ReachSettings, LoginSettings, BrowserSessionSettings),
+        *(DiscoverySettings, KubernetesSettings),
+    )
     for name in [name for section in sections for name in section.model_fields]:
         assert f"`{name}`" in text, name
 

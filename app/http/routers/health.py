@@ -26,8 +26,8 @@ class LiveDocument(BaseModel):
 
 
 class ReadyDocument(BaseModel):
-    """`degraded`: tokens of some issuer can't be judged at present, or a changed policy file was
-    refused and the earlier one stays in force; all else works."""
+    """`degraded`: tokens of some issuer can't be judged at present, or a changed policy file or
+    list of engines was refused and the earlier one stays in force; all else works."""
 
     status: Literal["ready", "degraded"]
 
