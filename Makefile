@@ -8,11 +8,12 @@
 # make mutation-test     change app/auth in thousands of ways; writes docs/mutation-report.md
 # make proto             generate app/rpc/ and docs/operation-fields.md from proto/
 # make bench             figures of speed
+# make topology          gateways behind nginx, PostgreSQL and engines as plain processes, driven end to end
 #
 # Needs Python 3.11 or later, git and make; the targets install the rest into .venv.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := test
-.PHONY: demo test test-full test-vllm test-sglang test-dynamo lint mutation-test proto bench
+.PHONY: demo test test-full test-vllm test-sglang test-dynamo lint mutation-test proto bench topology
 
 demo:
 	@scripts/setup demo
@@ -55,3 +56,8 @@ proto:
 bench:
 	@scripts/setup dev
 	@.venv/bin/python -m tests.benchmarks
+
+topology:
+	@scripts/setup dev
+	@scripts/need nginx
+	@.venv/bin/python -m tests.topology $(ARGS)
