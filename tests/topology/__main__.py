@@ -1,6 +1,8 @@
 """make topology: the deployment of docs/deployment.md as plain processes, driven end to end.
 
-    python -m tests.topology [--orders N]    orders between two steps of the rolling restart
+    python -m tests.topology [--orders N] [--proxy nginx|caddy]
+
+N orders are between two steps of the rolling restart.
 
 Prints what it saw, and ends with 0 if all of it was as promised; else with 1, and what was not.
 """
@@ -49,15 +51,16 @@ def say(line: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--orders", type=int, default=40)
-    orders = parser.parse_args().orders
+    parser.add_argument("--proxy", choices=("nginx", "caddy"), default="nginx")
+    wanted = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cb-topology-", dir="/tmp") as folder:
-        # nginx's workers run as somebody else.
+        # The proxy's workers may run as somebody else.
         Path(folder).chmod(0o755)
-        with plant(Path(folder), ENGINES) as made:
-            say(f"started: PostgreSQL, issuer, {', '.join(ENGINES)}, two gateways, nginx")
+        with plant(Path(folder), ENGINES, proxy=wanted.proxy) as made:
+            say(f"started: PostgreSQL, issuer, {', '.join(ENGINES)}, two gateways, {wanted.proxy}")
             try:
-                asyncio.run(drive(made, orders))
+                asyncio.run(drive(made, wanted.orders))
             except (AssertionError, TimeoutError):
                 traceback.print_exc()
                 print(made.said(), file=sys.stderr)

@@ -20,14 +20,14 @@ class Course:
     say: Say
     engines: list[str]
     gateway: Gateway = field(init=False)
-    """Through nginx."""
+    """Through the proxy."""
     load: Load = field(init=False)
     watch: Watch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.gateway = self.plant.through_nginx()
+        self.gateway = self.plant.through_the_proxy()
         self.load = Load(self.gateway)
-        self.watch = Watch(self.plant.through_nginx())
+        self.watch = Watch(self.plant.through_the_proxy())
 
     async def close(self) -> None:
         for one in (self.gateway, self.watch.gateway):
@@ -53,7 +53,7 @@ class Course:
         self.say(f"engines found by the list, registered once each by two gateways: {self.engines}")
 
     async def one_key_is_one_order(self) -> None:
-        """Given to each gateway by itself, and through nginx."""
+        """Given to each gateway by itself, and through the proxy."""
         first, second = self.plant.directly(0), self.plant.directly(1)
         try:
             body = {"caches": ["prefix"], "when_busy": "queue"}
@@ -73,7 +73,7 @@ class Course:
         self.say("one key, sent five times to two gateways: one operation; another body: 409")
 
     async def a_stream_comes_as_it_happens(self) -> None:
-        """An operation's events come through nginx while it runs: what is held back there would
+        """An operation's events come through the proxy while it runs: what is held back there would
         come with its end."""
         name = self.engines[0]
         generation = await talk(
@@ -100,7 +100,7 @@ class Course:
         resumed = await self.load.order(name, "resume", {"pause_epoch": epoch})
         assert (await self.load.ended(resumed))["state"] == "succeeded"
         self.say(
-            f"drain through nginx: {', '.join(before)} came while a generation ran; "
+            f"drain through the proxy: {', '.join(before)} came while a generation ran; "
             f"it ended whole, then {heard[-1].type}; resumed"
         )
 

@@ -1,5 +1,5 @@
 """The processes of a deployment on one machine: PostgreSQL, an issuer, two engines, two gateways
-that follow one list of engines, and nginx with the configuration of deploy/nginx before them."""
+that follow one list of engines, and nginx or Caddy before them as deploy/ has it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from tests.postgres import running_server
 
 ROOT = Path(__file__).resolve().parents[2]
 NGINX = ROOT / "deploy" / "nginx" / "chadburn.conf"
+CADDY = ROOT / "deploy" / "caddy" / "Caddyfile"
 GATEWAYS = 2
 DISCOVERY = "chadburn/discovery"
 
@@ -37,9 +38,9 @@ class Plant:
     issuer: Process
     engines: dict[str, Process]
     gateways: list[Process]
-    nginx: Process
+    proxy: Process
     port: int
-    """nginx's."""
+    """The proxy's."""
     trust: ssl.SSLContext
     ready: dict[str, Any] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
@@ -89,15 +90,17 @@ class Plant:
         self.gateways[number].ready(path)
         self.ready[f"gateway-{number}"] = _listening(self.gateways[number].pid)
 
-    def start_nginx(self) -> None:
-        conf = self.folder / "nginx.conf"
-        conf.write_text(_nginx(self.folder))
-        (self.folder / "chadburn.conf").write_text(self._site())
-        self.nginx.arguments = ["-p", str(self.folder), "-c", str(conf)]
-        subprocess.run(
-            [*self.nginx.command, "-t", *self.nginx.arguments], check=True, capture_output=True
-        )
-        self.nginx.start()
+    def start_proxy(self) -> None:
+        if self.proxy.name == "caddy":
+            file = self.folder / "Caddyfile"
+            file.write_text(self._caddyfile())
+            self.proxy.arguments = ["run", "--config", str(file), "--adapter", "caddyfile"]
+        else:
+            file = self.folder / "nginx.conf"
+            file.write_text(_nginx(self.folder))
+            (self.folder / "chadburn.conf").write_text(self._site())
+            self.proxy.arguments = ["-p", str(self.folder), "-c", str(file)]
+        self.proxy.start()
 
     def list_engines(self, *names: str) -> None:
         """What is found from now on, in the way that the page tells: another file, renamed."""
@@ -121,7 +124,7 @@ class Plant:
     def url(self) -> str:
         return f"https://localhost:{self.port}"
 
-    def through_nginx(self) -> Gateway:
+    def through_the_proxy(self) -> Gateway:
         return self._as_operator(self.url)
 
     def directly(self, number: int) -> Gateway:
@@ -140,27 +143,39 @@ class Plant:
 
     def said(self) -> str:
         """The last words of all processes."""
-        processes = [self.issuer, *self.engines.values(), *self.gateways, self.nginx]
+        processes = [self.issuer, *self.engines.values(), *self.gateways, self.proxy]
         return "\n".join(f"--- {one.name}\n{one.said()[-2000:]}" for one in processes)
 
     # ---- configuration ----
 
     def _site(self) -> str:
-        """The example with other places in it."""
-        text = NGINX.read_text()
-        instead = {
-            "listen 443 ssl": f"listen 127.0.0.1:{self.port} ssl",
-            "listen 80": f"listen unix:{self.folder}/plain.sock",
-            "chadburn.example;": "localhost;",
-            "/etc/ssl/certs/chadburn.example.pem": str(self.folder / "tls" / "localhost.pem"),
-            "/etc/ssl/private/chadburn.example.key": str(self.folder / "tls" / "localhost.key"),
-            "server 127.0.0.1:8765": f"server 127.0.0.1:{self.ready['gateway-0']}",
-            "server 127.0.0.1:8766": f"server 127.0.0.1:{self.ready['gateway-1']}",
-        }
-        for old, new in instead.items():
-            assert old in text, old
-            text = text.replace(old, new)
-        return text
+        return _with_other_places(
+            NGINX,
+            {
+                "listen 443 ssl": f"listen 127.0.0.1:{self.port} ssl",
+                "listen 80": f"listen unix:{self.folder}/plain.sock",
+                "chadburn.example;": "localhost;",
+                "/etc/ssl/certs/chadburn.example.pem": str(self.folder / "tls" / "localhost.pem"),
+                "/etc/ssl/private/chadburn.example.key": str(self.folder / "tls" / "localhost.key"),
+                "server 127.0.0.1:8765": f"server 127.0.0.1:{self.ready['gateway-0']}",
+                "server 127.0.0.1:8766": f"server 127.0.0.1:{self.ready['gateway-1']}",
+            },
+        )
+
+    def _caddyfile(self) -> str:
+        tls = self.folder / "tls"
+        site = f"localhost:{self.port} {{\n\ttls {tls}/localhost.pem {tls}/localhost.key\n"
+        text = _with_other_places(
+            CADDY,
+            {
+                "chadburn.example {\n": site,
+                "127.0.0.1:8765 127.0.0.1:8766": " ".join(
+                    f"127.0.0.1:{self.ready[f'gateway-{number}']}" for number in range(GATEWAYS)
+                ),
+                "Host chadburn.example": f"Host localhost:{self.port}",
+            },
+        )
+        return "{\n\tadmin off\n\tauto_https disable_redirects\n}\n" + text
 
     def write_settings(self, number: int) -> None:
         text, issuer = json.dumps, self.ready["issuer"]
@@ -192,12 +207,15 @@ client_secret_file = {text(str(self.folder / "secret"))}
 
 @contextmanager
 def plant(
-    folder: Path, engines: tuple[str, ...] = (), others: Mapping[str, str] | None = None
+    folder: Path,
+    engines: tuple[str, ...] = (),
+    others: Mapping[str, str] | None = None,
+    *,
+    proxy: str = "nginx",
 ) -> Iterator[Plant]:
     """All of it started. `engines`: reference engines, by name. `others`: addresses of engines that
-    are there already, want no token, and are listed too."""
-    nginx = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    assert nginx is not None, "nginx is missing; run: scripts/need nginx"
+    are there already, want no token, and are listed too. `proxy`: nginx or caddy."""
+    program = _program(proxy)
 
     def process(name: str, *command: str) -> Process:
         made = Process(name, [], folder / f"{name}.log", folder)
@@ -216,14 +234,14 @@ def plant(
             process("issuer"),
             {name: process(name) for name in engines},
             [process(f"gateway-{number}") for number in range(GATEWAYS)],
-            process("nginx", nginx),
+            process(proxy, program),
             _free_port(),
             ssl.create_default_context(cafile=str(authority.path)),
             addresses=dict(others or {}),
             credential=None if others else "torch",
         )
         # The other way round than they are started.
-        for one in (made.issuer, *made.engines.values(), *made.gateways, made.nginx):
+        for one in (made.issuer, *made.engines.values(), *made.gateways, made.proxy):
             held.callback(one.clean)
         _start_issuer(made)
         for name in engines:
@@ -236,7 +254,7 @@ def plant(
             made.start_gateway(number)
         for number in range(GATEWAYS):
             made.gateway_is_ready(number)
-        made.start_nginx()
+        made.start_proxy()
         yield made
 
 
@@ -260,6 +278,24 @@ def _start_issuer(found: Plant) -> None:
         )
         tokens[role] = answer.json()["access_token"]
     found.ready |= {"issuer": issuer, "tokens": tokens}
+
+
+def _with_other_places(example: Path, instead: Mapping[str, str]) -> str:
+    text = example.read_text()
+    for old, new in instead.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+def _program(proxy: str) -> str:
+    if proxy == "caddy":
+        subprocess.run([ROOT / "scripts" / "check-deploy", "--tools"], check=True)
+        return str(ROOT / ".venv-deploy" / "bin" / "caddy")
+    subprocess.run([ROOT / "scripts" / "need", "nginx"], check=True)
+    found = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    assert found is not None
+    return found
 
 
 def _nginx(folder: Path) -> str:

@@ -21,11 +21,6 @@ from tests.topology.load import gaps
 from tests.topology.plant import ROOT, plant
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _nginx() -> None:
-    subprocess.run([ROOT / "scripts" / "need", "nginx"], check=True)
-
-
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """nginx's workers run as somebody else, and the path of a socket has to stay short."""
@@ -35,9 +30,12 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.anyio
-async def test_gateways_behind_nginx_are_rolled_and_nothing_is_lost(folder: Path) -> None:
+@pytest.mark.parametrize("proxy", ["nginx", pytest.param("caddy", marks=pytest.mark.long)])
+async def test_gateways_behind_a_proxy_are_rolled_and_nothing_is_lost(
+    folder: Path, proxy: str
+) -> None:
     async with running_engine(folder / "double") as engine:
-        made = plant(folder, others={"double": engine.admin_address})
+        made = plant(folder, others={"double": engine.admin_address}, proxy=proxy)
         standing = await asyncio.to_thread(made.__enter__)
         try:
             said: list[str] = []
@@ -53,7 +51,7 @@ async def test_gateways_behind_nginx_are_rolled_and_nothing_is_lost(folder: Path
                 kinds = []
                 async for one in server_sent(response.aiter_lines()):
                     kinds.append(one.type)
-                    go.set()  # it has come through nginx before the operation could end
+                    go.set()  # it has come through the proxy before the operation could end
             assert (kinds[0], kinds[-1]) == ("accepted", "completed")
 
             await course.begin_load(workers=2)
