@@ -51,14 +51,20 @@ _BRANCHES: tuple[tuple[type[domain.ChadburnError], int, str], ...] = (
 _RETRY_AFTER_S = {429: 5, 503: 5}
 
 
-def status_of(error: domain.ChadburnError) -> tuple[int, str]:
-    """The status and google.rpc.Code of an error."""
+def usual_status(kind: type[domain.ChadburnError]) -> tuple[int, str]:
+    """The status and google.rpc.Code of errors of a kind."""
     status, code = next(
-        ((status, code) for branch, status, code in _BRANCHES if isinstance(error, branch)),
+        ((status, code) for branch, status, code in _BRANCHES if issubclass(kind, branch)),
         (500, "INTERNAL"),
     )
+    return kind.status if issubclass(kind, EdgeRefusal) else status, code
+
+
+def status_of(error: domain.ChadburnError) -> tuple[int, str]:
+    """The status and google.rpc.Code of an error."""
+    status, code = usual_status(type(error))
     if isinstance(error, EdgeRefusal):
-        return error.status, code
+        return status, code
     if isinstance(error, domain.InvalidArgument) and error.faults:
         return 422, code
     if isinstance(error, domain.RevisionMismatch) and error.from_header:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from app.http.reason import Reason
+from app.http.reasons_of_engines import OF_ENGINES
 from app.http.reasons_of_identity import IDENTITY
 
 
@@ -26,6 +27,7 @@ _UNLISTED = Reason(
 _KEY = "Idempotency-Key"
 
 CATALOGUE: Mapping[str, Reason] = {
+    **OF_ENGINES,  # what the gateway says itself comes after them
     # requests
     "INVALID_ARGUMENT": Reason(
         "Invalid argument",
@@ -210,6 +212,21 @@ CATALOGUE: Mapping[str, Reason] = {
         "The outcome is not in doubt",
         "Only of an operation that is `reconciling` can a person state the end.",
         "Wait for its end, or cancel it.",
+    ),
+    "SETTLED": Reason(
+        "A person stated the end",
+        "The outcome was not known, and somebody with `admin:settle` said that it had failed.",
+        "See the audit for who and why.",
+    ),
+    "LEDGER_RESTORED": Reason(
+        "The ledger was restored from a backup",
+        "The order was open in it. Whether it was sent after the backup is not known.",
+        "Look at the engine, and order it again if that is still wanted.",
+    ),
+    "PAYLOAD_LOST": Reason(
+        "The order's tensors are gone",
+        "The ledger no longer has the bytes that were to go with it. Nothing was sent.",
+        "Order it again under a new key.",
     ),
     "ENGINE_FROZEN": Reason(
         "The engine is frozen",

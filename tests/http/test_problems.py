@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import io
 import json
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ CODES = {
     *("ALREADY_EXISTS", "ABORTED", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"),
     *("UNIMPLEMENTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL"),
 }
+ROOT = Path(__file__).parents[2]
 CANARY = "canary-5f1e-hunter2"
 
 
@@ -320,6 +324,60 @@ def test_every_reason_has_its_page() -> None:
     ours = [e for e in subclasses(ChadburnError) if e.__module__.startswith(GATEWAY)]
     assert {error.reason for error in ours} - set(CATALOGUE) == set()
     assert len({slug_of(reason) for reason in CATALOGUE}) == len(CATALOGUE)
+
+
+GIVEN_BY = (
+    "enginekit",
+    "reference_engine",
+    "sidecars",
+    "backends",
+    "operations",
+    "domain",
+    "ledger",
+)
+REASON = re.compile(r"[A-Z]+(_[A-Z]+)*")
+
+
+def test_every_reason_of_an_operation_that_failed_has_its_page() -> None:
+    """Those that stand in the code as words, of a refusal, a fault or an operation's error."""
+    for given in reasons_in("app/backends/vllm/refusals.py"), reasons_in("app/sidecars/faults.py"):
+        assert given  # else the words are not found any more
+    found = {reason for room in GIVEN_BY for reason in reasons_in(f"app/{room}/**/*.py")}
+    assert found - set(CATALOGUE) == set()
+
+
+def reasons_in(pattern: str) -> set[str]:
+    called = {
+        "RuntimeFault": 0,
+        "OperationError": 1,
+        "refused": 1,
+        "unknown": 0,
+        "_unsent": 1,
+        "_failed": 1,
+    }
+    found = set()
+    for path in ROOT.glob(pattern):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Name(id=name), args=given, keywords=named) if name in called:
+                    words = given[called[name] : called[name] + 1]
+                    words += [one.value for one in named if one.arg == "reason"]
+                case ast.Assign(targets=[ast.Name(id="reason")], value=value):
+                    words = [value]
+                case ast.AnnAssign(target=ast.Name(id="reason"), value=ast.Constant() as value):
+                    words = [value]
+                case _:
+                    continue
+            found |= {one.value for one in words if isinstance(one, ast.Constant)}
+    return {one for one in found if isinstance(one, str) and REASON.fullmatch(one)}
+
+
+def test_the_list_of_reasons_is_as_the_catalogue() -> None:
+    script = ROOT / "scripts" / "gen-problems"
+    checked = subprocess.run(
+        [sys.executable, script, "--check"], capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
 
 
 def subclasses(parent: type[ChadburnError]) -> set[type[ChadburnError]]:
