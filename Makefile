@@ -7,7 +7,7 @@
 # make lint              the checks alone
 # make mutation-test     change app/auth in thousands of ways; writes docs/mutation-report.md
 # make proto             generate app/rpc/ and docs/operation-fields.md from proto/
-# make bench             figures of speed
+# make bench             figures of speed; ARGS="costs ledger" prints those parts alone
 # make topology          gateways behind nginx, PostgreSQL and engines as plain processes, driven end to end
 #
 # Needs Python 3.11 or later, git and make; the targets install the rest into .venv.
@@ -55,7 +55,7 @@ proto:
 
 bench:
 	@scripts/setup dev
-	@.venv/bin/python -m tests.benchmarks
+	@.venv/bin/python -m tests.benchmarks $(ARGS)
 
 topology:
 	@scripts/setup dev

@@ -170,7 +170,7 @@ async def awaited(request: Request, operation: Operation, wait_s: int) -> Operat
     return waited or await house.ledger.operations.get(operation.id) or operation
 
 
-def _order_call(
+async def _order_call(
     request: Request,
     house: House,
     engine: VisibleEngine,

@@ -10,6 +10,8 @@ from app.ledger.sights import seen_ids
 from app.ledger.tables import audit
 from app.ledger.values import AuditEntry, AuditFilter, Page, StoredAudit
 
+_ENTER = audit.insert()
+
 
 class Audit:
     def __init__(self, database: Database) -> None:
@@ -41,4 +43,4 @@ class Audit:
 
 
 async def write_entry(write: Write, entry: AuditEntry) -> None:
-    await write.connection.execute(audit.insert().values(audit_values(entry)))
+    await write.connection.execute(_ENTER, audit_values(entry))

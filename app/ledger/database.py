@@ -107,15 +107,25 @@ class Share:
     @asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
         """For the time of the block. Raises LedgerBusy."""
+        await self.take()
+        try:
+            yield
+        finally:
+            self.give_back()
+
+    async def take(self) -> None:
+        """To be given back. Raises LedgerBusy."""
+        if not self._free.locked():
+            await self._free.acquire()  # at once, and without a clock that is set and stopped
+            return
         try:
             async with asyncio.timeout(self._wait_s):
                 await self._free.acquire()
         except TimeoutError:
             raise _busy() from None
-        try:
-            yield
-        finally:
-            self._free.release()
+
+    def give_back(self) -> None:
+        self._free.release()
 
 
 class Raced(Exception):
@@ -214,7 +224,7 @@ class Database:
         self._writers = Share(writers, wait_s)
         # For each that has its share: the wait for a connection is the pool's, which has an end.
         self._threads = ThreadPoolExecutor(readers + writers, "ledger")
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Future[Any]] = set()
         self._closed = False
         self._writable = True
         self._connected: WeakSet[Any] = WeakSet()
@@ -224,7 +234,28 @@ class Database:
     async def read(self, work: Callable[[Statements], Awaitable[T]]) -> T:
         """On SQLite all of `work` sees one state of the database, on PostgreSQL each statement
         what was committed before it. `work` waits for nothing but its statements."""
-        return await self._to_its_end(self._read(work))
+
+        def transaction() -> T:
+            with self._engine.connect() as connection:
+                return _driven(work(_Blocking(connection)))
+
+        self.check_open()
+        with database_errors():
+            await self._readers.take()
+            try:
+                self.check_open()
+                reading = self._in_a_thread(transaction)
+            except BaseException:
+                self._readers.give_back()
+                raise
+            # Whatever becomes of whoever waits for it.
+            self._running.add(reading)
+            reading.add_done_callback(self._has_read)
+            try:
+                return await asyncio.shield(reading)
+            except asyncio.CancelledError:
+                reading.add_done_callback(_tell_of_failure)
+                raise
 
     async def write(self, work: Callable[[Write], Awaitable[T]]) -> T:
         """One transaction, committed when `work` returns. It is run again if `work` raises Raced
@@ -293,18 +324,13 @@ class Database:
             task.add_done_callback(_tell_of_failure)
             raise
 
-    async def _in_a_thread(self, transaction: Callable[[], T]) -> T:
+    def _in_a_thread(self, transaction: Callable[[], T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, copy_context().run, transaction)
+        return loop.run_in_executor(self._threads, copy_context().run, transaction)
 
-    async def _read(self, work: Callable[[Statements], Awaitable[T]]) -> T:
-        def transaction() -> T:
-            with self._engine.connect() as connection:
-                return _driven(work(_Blocking(connection)))
-
-        with database_errors():
-            async with self._readers.one():
-                return await self._in_a_thread(transaction)
+    def _has_read(self, reading: asyncio.Future[Any]) -> None:
+        self._running.discard(reading)
+        self._readers.give_back()
 
     async def _write(self, work: Callable[[Write], Awaitable[T]]) -> T:
         try:
@@ -360,7 +386,7 @@ def _most_writers(pool_size: int) -> int:
     return max(1, pool_size - (2 if pool_size >= 5 else 1))
 
 
-def _tell_of_failure(task: asyncio.Task[Any]) -> None:
+def _tell_of_failure(task: asyncio.Future[Any]) -> None:
     """Nobody waits any more: a refusal concerns no one, a fault should not go unseen."""
     if task.cancelled():
         return

@@ -7,7 +7,7 @@ takes its default, and one that is not in the class is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -53,40 +53,57 @@ def json_object(value: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 def read(cls: type[T], stored: Any) -> T:
     """The value of a dataclass from its document."""
-    return cast("T", _read(cls, stored))
+    return cast("T", _reader(cast("Any", cls))(stored))
 
 
 def read_each(cls: type[T], stored: Any) -> tuple[T, ...]:
-    return tuple(read(cls, item) for item in stored)
+    return tuple(map(_reader(cast("Any", cls)), stored))
 
 
-def _read(hint: Any, stored: Any) -> Any:
-    if hint is Any or stored is None:
-        return stored
+# What a type says of itself is asked once: engines are read many times for each call.
+@cache
+def _reader(hint: Any) -> Callable[[Any], Any]:
     origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return _as_it_is
     if origin in (UnionType, Union):
         (inner,) = (choice for choice in arguments if choice is not NoneType)
-        return _read(inner, stored)
-    if origin is frozenset:
-        return frozenset(_read(arguments[0], item) for item in stored)
-    if origin is tuple:
-        return tuple(_read(arguments[0], item) for item in stored)
+        return _reader(inner)
+    if origin in (frozenset, tuple):
+        return _of_several(origin, _reader(arguments[0]))
     if origin is Mapping:
-        return {_read(arguments[0], k): _read(arguments[1], v) for k, v in stored.items()}
+        return _of_mapping(_reader(arguments[0]), _reader(arguments[1]))
     if is_dataclass(hint):
-        hints = _hints(cast("type", hint))
-        present = {
-            name: _read(kind, stored[name]) for name, kind in hints.items() if name in stored
-        }
-        return cast("Any", hint)(**present)
+        return _of_fields(cast("type", hint))
     if hint is datetime:
-        return datetime.fromisoformat(stored)
+        return _unless_none(datetime.fromisoformat)
     if issubclass(hint, StrEnum):
-        return hint(stored)
+        return _unless_none(hint)
+    return _as_it_is
+
+
+def _as_it_is(stored: Any) -> Any:
     return stored
 
 
-@cache
-def _hints(cls: type) -> dict[str, Any]:
+def _unless_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda stored: None if stored is None else read(stored)
+
+
+def _of_several(kind: Any, each: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return _unless_none(lambda stored: kind(map(each, stored)))
+
+
+def _of_mapping(key: Callable[[Any], Any], value: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return _unless_none(lambda stored: {key(k): value(v) for k, v in stored.items()})
+
+
+def _of_fields(cls: type) -> Callable[[Any], Any]:
     # What is JSON by its type stays as it is; its recursive alias means nothing elsewhere.
-    return get_type_hints(cls, localns={"JsonObject": Any, "JsonValue": Any})
+    hints = get_type_hints(cls, localns={"JsonObject": Any, "JsonValue": Any})
+    readers = tuple((name, _reader(hint)) for name, hint in hints.items())
+
+    def value(stored: Any) -> Any:
+        return cls(**{name: read(stored[name]) for name, read in readers if name in stored})
+
+    return _unless_none(value)

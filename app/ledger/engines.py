@@ -5,7 +5,17 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Select,
+    and_,
+    bindparam,
+    func,
+    or_,
+    select,
+    update,
+)
 
 from app.clock import Clock
 from app.domain.engine import Engine, HealthState, Observed, Registration
@@ -24,6 +34,29 @@ from app.ledger.tables import engines, freezes, holds_slot, is_open, observation
 from app.ledger.values import AuditEntry, EngineFilter, Page
 
 _SLOWEST = timedelta(minutes=2)
+
+
+def _all_at(now: datetime | BindParameter[datetime]) -> Select[Any]:
+    """Every engine as it stands, with the freeze that holds at that moment."""
+    frozen = and_(freezes.c.engine_id == engines.c.id, freezing.holds(now))
+    return (
+        select(
+            engines,
+            observations.c.health,
+            observations.c.observed_at,
+            observations.c.document,
+            operations.c.id.label("running_operation"),
+            *freezing.COLUMNS,
+        )
+        .outerjoin(observations, observations.c.engine_id == engines.c.id)
+        .outerjoin(operations, and_(operations.c.engine_id == engines.c.id, holds_slot))
+        .outerjoin(freezes, frozen)
+        .where(engines.c.removed_at.is_(None))
+    )
+
+
+# Made once: to build and to compare such a statement costs SQLAlchemy more than to run it.
+_ONE = _all_at(bindparam("now")).where(engines.c.id == bindparam("engine"))
 
 
 async def registrations(url: str) -> tuple[Registration, ...]:
@@ -72,7 +105,7 @@ class Engines:
         """None: never registered, or removed."""
 
         async def look(connection: Statements) -> Engine | None:
-            return await self._find(connection, engine_id)
+            return await find(connection, engine_id, self._clock.now())
 
         return await self._database.read(look)
 
@@ -80,7 +113,7 @@ class Engines:
         self, wanted: EngineFilter, after: str | None = None, size: int = 50
     ) -> Page[Engine]:
         """By id ascending, those behind `after`; `next` is the last id of the page."""
-        query = self._query().where(*self._matches(wanted)).order_by(engines.c.id)
+        query = _all_at(self._clock.now()).where(*self._matches(wanted)).order_by(engines.c.id)
         if after is not None:
             query = query.where(engines.c.id > after)
 
@@ -167,30 +200,8 @@ class Engines:
 
         await self._database.write(work)
 
-    def _query(self) -> Select[Any]:
-        frozen = and_(freezes.c.engine_id == engines.c.id, freezing.holds(self._clock.now()))
-        return (
-            select(
-                engines,
-                observations.c.health,
-                observations.c.observed_at,
-                observations.c.document,
-                operations.c.id.label("running_operation"),
-                *freezing.COLUMNS,
-            )
-            .outerjoin(observations, observations.c.engine_id == engines.c.id)
-            .outerjoin(operations, and_(operations.c.engine_id == engines.c.id, holds_slot))
-            .outerjoin(freezes, frozen)
-            .where(engines.c.removed_at.is_(None))
-        )
-
-    async def _find(self, connection: Statements, engine_id: str) -> Engine | None:
-        query = self._query().where(engines.c.id == engine_id)
-        row = (await connection.execute(query)).one_or_none()
-        return None if row is None else engine_of(row)
-
     async def _existing(self, connection: Statements, engine_id: str) -> Engine:
-        found = await self._find(connection, engine_id)
+        found = await find(connection, engine_id, self._clock.now())
         assert found is not None
         return found
 
@@ -211,6 +222,12 @@ class Engines:
         if wanted.version is not None:
             conditions.append(observations.c.weight_version == wanted.version)
         return conditions
+
+
+async def find(connection: Statements, engine_id: str, now: datetime) -> Engine | None:
+    """None: never registered, or removed."""
+    row = (await connection.execute(_ONE, {"engine": engine_id, "now": now})).one_or_none()
+    return None if row is None else engine_of(row)
 
 
 def _not_newer_than(moment: datetime | None) -> ColumnElement[bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, bindparam, select
 
 from app.ledger import positions
 from app.ledger.database import Database, Statements
@@ -14,6 +14,20 @@ from app.ledger.sights import ids_within
 from app.ledger.tables import events
 from app.ledger.values import EventFilter, StoredEvent
 from app.ledger.wakes import Subscription, Wakes
+
+# Made once: to build and to compare a statement costs SQLAlchemy more than to run it.
+_OF_OPERATION = (
+    select(events)
+    .where(events.c.operation_id == bindparam("operation"), events.c.sequence > bindparam("after"))
+    .order_by(events.c.sequence)
+    .limit(bindparam("most"))
+)
+_BETWEEN = (
+    select(events)
+    .where(events.c.position > bindparam("after"), events.c.position <= bindparam("up_to"))
+    .order_by(events.c.position)
+    .limit(bindparam("most"))
+)
 
 
 class Events:
@@ -29,15 +43,10 @@ class Events:
     ) -> tuple[StoredEvent, ...]:
         """In order of sequence. An unknown operation has none. May be ahead of the horizon: the
         events of one operation commit in their order, whatever other writers do."""
-        query = (
-            select(events)
-            .where(events.c.operation_id == operation_id, events.c.sequence > after_sequence)
-            .order_by(events.c.sequence)
-            .limit(limit)
-        )
+        its = {"operation": operation_id, "after": after_sequence, "most": limit}
 
         async def look(connection: Statements) -> tuple[StoredEvent, ...]:
-            return tuple(event_of(row) for row in await connection.execute(query))
+            return tuple(event_of(row) for row in await connection.execute(_OF_OPERATION, its))
 
         return await self._database.read(look)
 
@@ -54,17 +63,10 @@ class Events:
 
         async def look(connection: Statements) -> tuple[tuple[StoredEvent, ...], int]:
             horizon = await positions.settled(connection, self._database.postgres)
-            query = (
-                select(events)
-                .where(
-                    events.c.position > position,
-                    events.c.position <= horizon,
-                    *_matches(wanted, self._database.postgres),
-                )
-                .order_by(events.c.position)
-                .limit(limit)
-            )
-            found = tuple(event_of(row) for row in await connection.execute(query))
+            conditions = _matches(wanted, self._database.postgres)
+            query = _BETWEEN.where(*conditions) if conditions else _BETWEEN
+            between = {"after": position, "up_to": horizon, "most": limit}
+            found = tuple(event_of(row) for row in await connection.execute(query, between))
             # Looked at last, since pruning may go on in between.
             if wanted.operation_id is None and position < await positions.pruned_to(connection):
                 raise HistoryPruned("these events are no longer kept")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy import BindParameter, ColumnElement, bindparam, delete, select
 
 from app.clock import Clock
 from app.domain.errors import UnknownEngine
@@ -55,7 +55,7 @@ class Freezes:
         return await self._database.write(work)
 
 
-def holds(now: datetime) -> ColumnElement[bool]:
+def holds(now: datetime | BindParameter[datetime]) -> ColumnElement[bool]:
     return freezes.c.until > now
 
 
@@ -65,9 +65,13 @@ COLUMNS = tuple(
 )
 
 
+_IN_FORCE = select(*COLUMNS).where(
+    freezes.c.engine_id == bindparam("engine"), holds(bindparam("now"))
+)
+
+
 async def in_force(connection: Statements, engine_id: str, now: datetime) -> Freeze | None:
-    query = select(*COLUMNS).where(freezes.c.engine_id == engine_id, holds(now))
-    row = (await connection.execute(query)).one_or_none()
+    row = (await connection.execute(_IN_FORCE, {"engine": engine_id, "now": now})).one_or_none()
     return None if row is None else freeze_of(row)
 
 

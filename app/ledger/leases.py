@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, or_, select, update
+from sqlalchemy import ColumnElement, bindparam, or_, select, update
 
 from app.clock import Clock
 from app.domain.errors import UnknownEngine
@@ -98,10 +98,17 @@ def _is(lease: Lease) -> tuple[ColumnElement[bool], ...]:
     )
 
 
+_HOLD = (
+    select(leases.c.fence)
+    .where(*(leases.c[name] == bindparam(name) for name in ("engine_id", "owner", "fence")))
+    .with_for_update(read=True)
+)
+
+
 async def hold(write: Write, lease: Lease) -> bool:
     """Whether the lease is still that holder's. Until the commit nobody can take it over.
 
     Its time may be up: as long as nobody else took it, no other holder has acted.
     """
-    query = select(leases.c.fence).where(*_is(lease)).with_for_update(read=True)
-    return (await write.connection.execute(query)).one_or_none() is not None
+    its = {"engine_id": lease.engine_id, "owner": lease.owner, "fence": lease.fence}
+    return (await write.connection.execute(_HOLD, its)).one_or_none() is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Select, delete, func, select, update
+from sqlalchemy import Select, bindparam, delete, func, select, update
 
 from app.clock import Clock
 from app.domain.errors import UnknownEngine
@@ -18,6 +18,7 @@ from app.ledger import freezes, keys, payloads
 from app.ledger import leases as leasing
 from app.ledger.constraints import violations
 from app.ledger.database import Database, Statements, Write
+from app.ledger.engines import find
 from app.ledger.errors import Superseded
 from app.ledger.listing import page_of_operations
 from app.ledger.paging import page_of
@@ -32,7 +33,15 @@ from app.ledger.tables import (
     queue_position,
     stages,
 )
-from app.ledger.values import Accepted, AuditEntry, KeyClaim, Lease, OperationFilter, Page
+from app.ledger.values import (
+    Accepted,
+    AuditEntry,
+    KeyClaim,
+    Lease,
+    OperationFilter,
+    Page,
+    Standing,
+)
 
 _UNSENT = frozenset({OperationState.ACCEPTED, OperationState.QUEUED})
 
@@ -101,7 +110,7 @@ class Operations:
             taken, events = step.operation, [*events, step.event]
 
         with violations():
-            await write.connection.execute(operations.insert().values(operation_values(taken)))
+            await write.connection.execute(_TAKE, operation_values(taken))
             if payload is not None:
                 await payloads.keep(write, taken.id, payload)
             for event in events:
@@ -122,18 +131,26 @@ class Operations:
 
         return await self._database.read(look)
 
-    async def get(self, operation_id: str) -> Operation | None:
-        async def look(connection: Statements) -> Operation | None:
-            return await _find(connection, operation_id)
+    async def standing(self, engine_id: str, actor: Actor, key: str, fingerprint: str) -> Standing:
+        """What an order to the engine under that key finds, in one look. Raises as `replay`, where
+        there is such an engine."""
+
+        async def look(connection: Statements) -> Standing:
+            now = self._clock.now()
+            engine = await find(connection, engine_id, now)
+            if engine is None:
+                return Standing(None, None, 0)
+            known = await keys.known(connection, actor, key, now)
+            earlier = replay_of(known, fingerprint)
+            if earlier is not None:
+                return Standing(engine, await existing(connection, earlier), 0)
+            return Standing(engine, None, await _count_open(connection, engine_id))
 
         return await self._database.read(look)
 
-    async def count_open(self, engine_id: str) -> int:
-        """How many operations of the engine have not ended."""
-        query = select(func.count()).where(is_open, operations.c.engine_id == engine_id)
-
-        async def look(connection: Statements) -> int:
-            return int((await connection.execute(query.select_from(operations))).scalar_one())
+    async def get(self, operation_id: str) -> Operation | None:
+        async def look(connection: Statements) -> Operation | None:
+            return await _find(connection, operation_id)
 
         return await self._database.read(look)
 
@@ -226,33 +243,63 @@ def _query() -> Select[Any]:
     return select(operations, queue_position.label("queue_position"))
 
 
+# Made once: to build and to compare a statement costs SQLAlchemy more than to run it.
+_ONE = _query().where(operations.c.id == bindparam("operation"))
+_TAKE = operations.insert()
+_COUNT_OPEN = (
+    select(func.count())
+    .select_from(operations)
+    .where(is_open, operations.c.engine_id == bindparam("engine"))
+)
+_STEP = update(operations).where(
+    operations.c.id == bindparam("of_id"),
+    operations.c.state == bindparam("of_state"),
+    operations.c.sequence == bindparam("of_sequence"),
+    operations.c.engine_sequence == bindparam("of_engine_sequence"),
+)
+_DROP_STAGES = delete(stages).where(stages.c.operation_id == bindparam("operation"))
+# In one statement: what moves on between two could be seen in neither place.
+_LINE = (
+    select(operations.c.id, operations.c.state)
+    .where(operations.c.engine_id == bindparam("engine"), operations.c.takes_slot, is_open)
+    .order_by(operations.c.ordinal)
+)
+_ENGINE = select(engines.c.id).where(
+    engines.c.id == bindparam("engine"), engines.c.removed_at.is_(None)
+)
+# The weaker kinds of locks, which neither readings of the engine (by their foreign key) nor orders
+# that go beside others have to wait for.
+_ENGINE_SHARED = _ENGINE.with_for_update(read=True, key_share=True)
+_ENGINE_ALONE = _ENGINE.with_for_update(key_share=True)
+
+
 async def _find(connection: Statements, operation_id: str) -> Operation | None:
-    query = _query().where(operations.c.id == operation_id)
-    row = (await connection.execute(query)).one_or_none()
+    row = (await connection.execute(_ONE, {"operation": operation_id})).one_or_none()
     return None if row is None else operation_of(row)
+
+
+async def _count_open(connection: Statements, engine_id: str) -> int:
+    """How many operations of the engine have not ended."""
+    return int((await connection.execute(_COUNT_OPEN, {"engine": engine_id})).scalar_one())
 
 
 async def write_step(write: Write, before: Operation, advanced: Advanced) -> None:
     """The operation as `advanced` has it, with its event. Raises Superseded."""
     after = advanced.operation
-    step = (
-        update(operations)
-        .where(
-            operations.c.id == before.id,
-            operations.c.state == before.state.value,
-            operations.c.sequence == before.sequence,
-            operations.c.engine_sequence == before.engine_sequence,
-        )
-        .values(changing_values(after))
-    )
-    if (await write.connection.execute(step)).rowcount == 0:
+    step = changing_values(after) | {
+        "of_id": before.id,
+        "of_state": before.state.value,
+        "of_sequence": before.sequence,
+        "of_engine_sequence": before.engine_sequence,
+    }
+    if (await write.connection.execute(_STEP, step)).rowcount == 0:
         raise Superseded("the operation has gone on in the meantime", operation_id=before.id)
     if advanced.event is not None:
         await append(write, advanced.event, before.kind)
     if after.done:
         # What came with it, and with its further calls, is of no more use to anybody.
         await payloads.forget(write, after.id)
-        await write.connection.execute(delete(stages).where(stages.c.operation_id == after.id))
+        await write.connection.execute(_DROP_STAGES, {"operation": after.id})
 
 
 async def existing(connection: Statements, operation_id: str) -> Operation:
@@ -263,14 +310,8 @@ async def existing(connection: Statements, operation_id: str) -> Operation:
 
 
 async def _line(connection: Statements, engine_id: str) -> Line:
-    # In one statement: what moves on between two could be seen in neither place.
-    query = (
-        select(operations.c.id, operations.c.state)
-        .where(operations.c.engine_id == engine_id, operations.c.takes_slot, is_open)
-        .order_by(operations.c.ordinal)
-    )
     holder, waiting = None, []
-    for row in await connection.execute(query):
+    for row in await connection.execute(_LINE, {"engine": engine_id}):
         if row.state == OperationState.QUEUED.value:
             waiting.append(row.id)
         else:
@@ -287,9 +328,6 @@ async def _require_engine(write: Write, engine_id: str, *, one_by_one: bool = Fa
     finds one of them first in the line need not fear that an earlier one is still to appear; and
     no two take the last place.
     """
-    query = select(engines.c.id).where(engines.c.id == engine_id, engines.c.removed_at.is_(None))
-    # The weaker kinds, which neither readings of the engine (by their foreign key) nor orders that
-    # go beside others have to wait for.
-    query = query.with_for_update(read=not one_by_one, key_share=True)
-    if (await write.connection.execute(query)).one_or_none() is None:
+    query = _ENGINE_ALONE if one_by_one else _ENGINE_SHARED
+    if (await write.connection.execute(query, {"engine": engine_id})).one_or_none() is None:
         raise UnknownEngine("there is no such engine")

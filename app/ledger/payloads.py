@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from sqlalchemy import delete, select
+from sqlalchemy import bindparam, delete, select
 
 from app.ledger.database import Database, Statements, Write
 from app.ledger.tables import payloads
+
+_OF_OPERATION = payloads.c.operation_id == bindparam("operation")
+_CONTENT = select(payloads.c.content).where(_OF_OPERATION)
+_FORGET = delete(payloads).where(_OF_OPERATION)
 
 
 class Payloads:
@@ -14,10 +18,10 @@ class Payloads:
 
     async def get(self, operation_id: str) -> bytes | None:
         """For whoever sends the order. None: it has none, or it has ended."""
-        query = select(payloads.c.content).where(payloads.c.operation_id == operation_id)
 
         async def look(connection: Statements) -> bytes | None:
-            content: bytes | None = (await connection.execute(query)).scalar_one_or_none()
+            found = await connection.execute(_CONTENT, {"operation": operation_id})
+            content: bytes | None = found.scalar_one_or_none()
             return None if content is None else bytes(content)
 
         return await self._database.read(look)
@@ -29,5 +33,4 @@ async def keep(write: Write, operation_id: str, content: bytes) -> None:
 
 
 async def forget(write: Write, operation_id: str) -> None:
-    gone = delete(payloads).where(payloads.c.operation_id == operation_id)
-    await write.connection.execute(gone)
+    await write.connection.execute(_FORGET, {"operation": operation_id})

@@ -21,7 +21,7 @@ told apart from those of other databases in the same server by `pg_locks.databas
 
 from __future__ import annotations
 
-from sqlalchemy import func, select, text
+from sqlalchemy import bindparam, func, select, text
 
 from app.domain.events import EventType
 from app.domain.kinds import OperationKind
@@ -53,7 +53,11 @@ _ENTER = text(
     f"SELECT pg_advisory_xact_lock_shared({_KEY_OF_FAMILY} + {_LAST}) FROM {_SEQUENCE}"  # noqa: S608
 )
 _LAST_TAKEN = text(LAST_TAKEN)
+_NEWEST = select(func.max(events.c.position))
+_NEWEST_UP_TO = _NEWEST.where(events.c.position <= bindparam("highest"))
+_PRUNED_TO = select(ledger.c.pruned_to)
 _OLDEST_WRITER = text(OLDEST_WRITER)
+_APPEND = events.insert().returning(events.c.position)
 _LAST_ON_SQLITE = text("SELECT seq FROM sqlite_sequence WHERE name = 'events'")
 
 
@@ -67,8 +71,7 @@ async def append(write: Write, event: OperationEvent, kind: OperationKind) -> in
         await write.connection.execute(_ENTER)
     write.placed = True
     values = event_values(event, kind, terminal=EventType(event.type).terminal)
-    statement = events.insert().values(values).returning(events.c.position)
-    return int((await write.connection.execute(statement)).scalar_one())
+    return int((await write.connection.execute(_APPEND, values)).scalar_one())
 
 
 async def settled(connection: Statements, postgres: bool) -> int:
@@ -78,12 +81,13 @@ async def settled(connection: Statements, postgres: bool) -> int:
     survive a crash of the database, after which numbers that were not committed may be given out
     again.
     """
-    newest = select(func.max(events.c.position))
     if postgres:
         last = (await connection.execute(_LAST_TAKEN)).scalar_one()
         oldest = (await connection.execute(_OLDEST_WRITER)).scalar_one()
-        newest = newest.where(events.c.position <= (last if oldest is None else min(last, oldest)))
-    found = (await connection.execute(newest)).scalar_one()
+        highest = {"highest": last if oldest is None else min(last, oldest)}
+        found = (await connection.execute(_NEWEST_UP_TO, highest)).scalar_one()
+    else:
+        found = (await connection.execute(_NEWEST)).scalar_one()
     return max(int(found or 0), await pruned_to(connection))
 
 
@@ -94,4 +98,4 @@ async def last_taken(connection: Statements, postgres: bool) -> int:
 
 
 async def pruned_to(connection: Statements) -> int:
-    return int((await connection.execute(select(ledger.c.pruned_to))).scalar_one())
+    return int((await connection.execute(_PRUNED_TO)).scalar_one())

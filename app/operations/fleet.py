@@ -129,7 +129,11 @@ class Fleet:
 
         Raises UnknownEngine, and nothing about the engine: that shows in its health.
         """
-        engine = await self.engine(engine_id)
+        return await self.refreshed(await self.engine(engine_id))
+
+    async def refreshed(self, engine: Engine) -> Engine:
+        """The same for one that has just been read from the ledger."""
+        engine_id = engine.id
         if self._is_young(engine.observed.observed_at):
             return engine
         lookout = self._lookout(engine_id)
@@ -159,8 +163,11 @@ class Fleet:
 
     async def load(self, engine_id: str) -> JsonObject:
         """A round trip. Raises UnknownEngine, EngineUnreachable, EngineFault."""
-        await self.engine(engine_id)
-        return await self._lookout(engine_id).load(READ_TIMEOUT_S)
+        return await self.load_of(await self.engine(engine_id))
+
+    async def load_of(self, engine: Engine) -> JsonObject:
+        """The same of one that has just been read from the ledger."""
+        return await self._lookout(engine.id).load(READ_TIMEOUT_S, engine)
 
     async def kv_event_sources(self, engine_id: str) -> tuple[JsonObject, ...]:
         """A round trip. Raises UnknownEngine, UnsupportedOperation, EngineUnreachable,

@@ -93,9 +93,10 @@ class Lookout:
         while self._history[0].at < now - HISTORY_KEPT:
             self._history.popleft()
 
-    async def load(self, timeout_s: float) -> JsonObject:
-        """Raises UnknownEngine, EngineUnreachable, EngineFault."""
-        engine = await self._registered()
+    async def load(self, timeout_s: float, engine: Engine | None = None) -> JsonObject:
+        """`engine`: as the ledger has it at this moment; None: look. Raises UnknownEngine,
+        EngineUnreachable, EngineFault."""
+        engine = engine or await self._registered()
         try:
             return await self._backends.of(engine.registration).load(timeout_s)
         except EngineSilent as silent:

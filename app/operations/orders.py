@@ -20,6 +20,7 @@ from app.domain.errors import (
     StalePauseEpoch,
     StaleReleaseEpoch,
     TooManyOpenOperations,
+    UnknownEngine,
     UnknownOperation,
 )
 from app.domain.facts import EngineFacts
@@ -30,7 +31,7 @@ from app.domain.queueing import Queueing
 from app.domain.transitions import Advanced, Cancelled, CancelRequested, Fact, advance
 from app.ledger.errors import LedgerUnavailable, Superseded
 from app.ledger.ledger import Ledger
-from app.ledger.values import Accepted, KeyClaim
+from app.ledger.values import Accepted, KeyClaim, Standing
 from app.operations.auditing import end_entry, entry_of, refusals_audited
 from app.operations.callers import Caller
 from app.operations.deadlines import Deadlines
@@ -133,8 +134,9 @@ class Orders:
         revision_source, pause_epoch, release_epoch, instance_id, facts_observed_at,
         running_operation, deadline_ms, load}`. Raises as `submit`.
         """
-        self._require_thawed(await self._fleet.engine(request.engine_id), request)
-        judged = await self._judge(request)
+        engine = await self._fleet.engine(request.engine_id)
+        self._require_thawed(engine, request)
+        judged = await self._judge(request, engine)
         position = None
         if request.command.kind.exclusive:
             line = await self._ledger.operations.line(request.engine_id)
@@ -196,18 +198,19 @@ class Orders:
         async with refusals_audited(
             self._ledger, self._clock, kind.value, caller, engine_id=request.engine_id
         ):
-            engine = await self._fleet.engine(request.engine_id)
-            if request.key is None:
-                raise MissingIdempotencyKey("an order needs an idempotency key")
-            key = check_key(request.key)
-            earlier = await self._ledger.operations.replay(request.actor, key, request.fingerprint)
-            if earlier is not None:
-                return Accepted(earlier, fresh=False)
+            key = await self._key(request)
+            found = await self._ledger.operations.standing(
+                request.engine_id, request.actor, key, request.fingerprint
+            )
+            if found.engine is None:
+                raise UnknownEngine("there is no engine of that id")
+            if found.earlier is not None:
+                return Accepted(found.earlier, fresh=False)
             try:
-                self._require_thawed(engine, request)
-                judged = await self._judge(request)
+                self._require_thawed(found.engine, request)
+                judged = await self._judge(request, found.engine)
                 if not kind.exclusive:  # those have the slot and the queue
-                    await self._check_room(request.engine_id)
+                    self._check_room(found)
             except LedgerUnavailable:
                 raise
             except ChadburnError:
@@ -257,11 +260,22 @@ class Orders:
     def _require_thawed(self, engine: Engine, request: OrderRequest) -> None:
         require_thawed(engine, self._clock.now(), override=request.override_freeze)
 
-    async def _judge(self, request: OrderRequest) -> _Judged:
+    async def _key(self, request: OrderRequest) -> str:
+        """Raises MissingIdempotencyKey, MalformedIdempotencyKey, or UnknownEngine first."""
+        try:
+            if request.key is None:
+                raise MissingIdempotencyKey("an order needs an idempotency key")
+            return check_key(request.key)
+        except ChadburnError:
+            await self._fleet.engine(request.engine_id)
+            raise
+
+    async def _judge(self, request: OrderRequest, engine: Engine) -> _Judged:
+        """`engine`: as the ledger has it at this moment."""
         began_at = self._clock.now()
         loop = asyncio.get_running_loop()
         waits_until = loop.time() + REFRESH_WAIT_S
-        engine = await self._fleet.fresh(request.engine_id)
+        engine = await self._fleet.refreshed(engine)
         try:
             return await self._check(request, engine)
         except ChadburnError:
@@ -303,10 +317,10 @@ class Orders:
             return False
         return (await self._ledger.operations.line(request.engine_id)).first is not None
 
-    async def _check_room(self, engine_id: str) -> None:
+    def _check_room(self, found: Standing) -> None:
         """Each open operation is driven by a task and looked for by every gateway each second.
         Several that come at once may be a few more: this bounds memory, and promises nothing."""
-        if await self._ledger.operations.count_open(engine_id) >= self._max_open:
+        if found.open >= self._max_open:
             raise TooManyOpenOperations(
                 "as many operations of this engine are open as may be", retry_after_s=5
             )

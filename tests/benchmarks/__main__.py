@@ -1,7 +1,12 @@
-"""Runs everything and writes docs/benchmarks.md."""
+"""Figures of speed.
+
+python -m tests.benchmarks            all of them; writes docs/benchmarks.md
+python -m tests.benchmarks PART...    these alone, and writes nothing
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import datetime
@@ -12,13 +17,22 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 import psycopg
 
-from tests.benchmarks import commits, decoding, engine_orders, long_ledger, orders, reads, streams
+from tests.benchmarks import (
+    commits,
+    costs,
+    decoding,
+    engine_orders,
+    long_ledger,
+    orders,
+    reads,
+    streams,
+)
 from tests.benchmarks.figures import Figure
 from tests.e2e.conftest import Bridge
 from tests.e2e.driving import Gateway
@@ -33,25 +47,40 @@ PACKAGES = (
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Figures of speed.")
+    parser.add_argument("parts", nargs="*", choices=[*_PARTS, []], metavar="PART", help=_NAMES)
+    parts = parser.parse_args().parts
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="chadburn-bench-") as scratch:
         folder = Path(scratch)
         figures: list[Figure] = []
-        for figure in _each(folder):
+        for figure in _each(folder, parts or _PARTS):
             print(f"{figure.what}: {figure.value} ({figure.ratio})", file=sys.stderr, flush=True)
             figures.append(figure)
+    if parts:
+        print("\n".join(_table(figures)))
+        return
     text = report(figures, load)
     REPORT.write_text(text)
     print(text)
 
 
-def _each(folder: Path) -> Iterator[Figure]:
-    """Part after part, so that whoever waits for half an hour sees what is there already."""
-    yield from _ledger(folder)
-    yield from _long_ledger(folder)
-    yield from _demo(folder / "demo")
-    yield from asyncio.run(engine_orders.figures(folder))
-    yield from decoding.figures(folder / "decoding")
+def _each(folder: Path, parts: Iterable[str]) -> Iterator[Figure]:
+    """Part after part, so that whoever waits sees what is there already."""
+    for part in parts:
+        own = folder / part
+        own.mkdir()
+        yield from _PARTS[part](own)
+
+
+def _costs(folder: Path) -> Iterator[Figure]:
+    yield from asyncio.run(costs.figures(folder / "sqlite", "SQLite", None))
+    with _postgres() as url:
+        yield from asyncio.run(costs.figures(folder / "postgres", "PostgreSQL", url))
+
+
+def _engine_orders(folder: Path) -> list[Figure]:
+    return asyncio.run(engine_orders.figures(folder))
 
 
 def _ledger(folder: Path) -> list[Figure]:
@@ -144,9 +173,7 @@ def report(figures: list[Figure], load: float) -> str:
         "the figure itself on a machine that does other things besides: before this run its load",
         f"average was {load:.1f}.",
         "",
-        "| what | measured | baseline | ratio | aim |",
-        "|---|---|---|---|---|",
-        *(f"| {f.what} | {f.value} | {f.baseline} | {f.ratio} | {_aim(f)} |" for f in figures),
+        *_table(figures),
         "",
         "## How each is measured",
         "",
@@ -158,6 +185,14 @@ def report(figures: list[Figure], load: float) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _table(figures: list[Figure]) -> list[str]:
+    return [
+        "| what | measured | baseline | ratio | aim |",
+        "|---|---|---|---|---|",
+        *(f"| {f.what} | {f.value} | {f.baseline} | {f.ratio} | {_aim(f)} |" for f in figures),
+    ]
 
 
 def _aim(figure: Figure) -> str:
@@ -186,6 +221,17 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or "unknown processor"
+
+
+_PARTS: dict[str, Callable[[Path], Iterable[Figure]]] = {
+    "ledger": _ledger,
+    "long-ledger": _long_ledger,
+    "costs": _costs,
+    "demo": lambda folder: _demo(folder / "demo"),
+    "engine-orders": _engine_orders,
+    "decoding": lambda folder: decoding.figures(folder / "decoding"),
+}
+_NAMES = "of: " + ", ".join(_PARTS)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ _HOW = (
 
 
 async def reads(bridge: Bridge) -> list[Figure]:
-    with _bare_application(bridge) as plain:
+    address, token = bridge.ready["admin_address"], bridge.ready["tokens"]["engine"]
+    with bare_application(address, token) as (base, _):
+        plain = f"{base}/engine"
         ours = f"{bridge.gateway.url}/v1/engines/{bridge.engine}"
         bearer = [f"Authorization: Bearer {bridge.gateway.token}"]
         # In turns, so that a machine that slows down slows both down.
@@ -49,15 +51,16 @@ async def reads(bridge: Bridge) -> list[Figure]:
 
 
 @contextmanager
-def _bare_application(bridge: Bridge) -> Iterator[str]:
+def bare_application(admin_address: str, token: str) -> Iterator[tuple[str, int]]:
+    """Its URL, and the process."""
     port = _free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.benchmarks.bare", str(port), bridge.ready["admin_address"]],
-        env={**os.environ, "ENGINE_TOKEN": bridge.ready["tokens"]["engine"]},
+        [sys.executable, "-m", "tests.benchmarks.bare", str(port), admin_address],
+        env={**os.environ, "ENGINE_TOKEN": token},
     )
     try:
         _listening(port)
-        yield f"http://127.0.0.1:{port}/engine"
+        yield f"http://127.0.0.1:{port}", process.pid
     finally:
         process.terminate()
         process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,13 @@ class _Operations:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def replay(self, *args: Any) -> Any:
-        hold, found = self._lookups.hold, await self._inner.replay(*args)
+    async def standing(self, *args: Any) -> Any:
+        hold, found = self._lookups.hold, await self._inner.standing(*args)
         if hold is not None:
             self._lookups.held += 1
             await hold.wait()
+            # As where its facts were old, and it was read once more before it was judged by.
+            return replace(found, engine=await self._lookups.engines.get(args[0]))
         return found
 
 

@@ -68,7 +68,7 @@ async def get_load(
         seen = await house.fleet.load_history(engine.id, since)
         items = [LoadDocument(at=sample.at, load=dict(sample.load)) for sample in seen]
         return reply(LoadHistoryDocument(items=items))
-    load = await house.fleet.load(engine.id)
+    load = await house.fleet.load_of(engine)
     return reply(LoadDocument(at=house.clock.now(), load=dict(load)))
 
 
