@@ -39,7 +39,8 @@ _log = logger("chadburn.discovery")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
     """`tick_s`: between two looks at what there is to do. `whole_s`: how long the register may
-    differ from the list by somebody else's doing. `duty_s`: how long the work stays with a gateway
+    differ from the list by somebody else's doing; reading all of it every two seconds would cost
+    more than watching the engines. `duty_s`: how long the work stays with a gateway
     that says nothing any more. `again_s`: until an engine that was refused is tried again, since
     each refusal is written down."""
 
@@ -167,6 +168,8 @@ class Follower:
             if refused.step in steps and refused.again_at > now
         }
         for step in steps:
+            if not await self._has_duty():
+                return  # it took so long that another gateway has gone on
             problem, done = await self._taken(step, now)
             outstanding = outstanding or not done
             if problem is not None:
@@ -184,7 +187,7 @@ class Follower:
         engine_id = step.draft.id if isinstance(step, Register) else step.engine_id
         refused = self._memory.refused.get(engine_id)
         if refused is not None:
-            return refused.why, False
+            return refused.why, True
         if isinstance(step, Remove):
             since = self._memory.missing_since.setdefault(engine_id, now)
             if now - since < self._remove_after:
@@ -202,7 +205,7 @@ class Follower:
             why = f"{engine_id}: {error.reason}: {error.message}"
             again = now + timedelta(seconds=self._rhythm.again_s)
             self._memory.refused[engine_id] = _Refused(step, why, again)
-            return why, False
+            return why, True
         self._memory.missing_since.pop(engine_id, None)
         return None, True
 

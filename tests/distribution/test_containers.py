@@ -157,6 +157,10 @@ def test_keycloak_s_realm_is_one(compose: Any, tmp_path: Path) -> None:
     assert scopes == {"token", *(scope.value for scope in Scope)}
     (sub,) = realm["clientScopes"][0]["protocolMappers"]
     assert sub["protocolMapper"] == "oidc-sub-mapper"
+    # Or a program with an account of its own would pass for a person.
+    assert tomllib.loads(compose["configs"]["gateway"]["content"])["issuers"][0]["persons"] == (
+        "claims"
+    )
     audiences = {}
     for client in realm["clients"]:
         assert client["attributes"]["access.token.header.type.rfc9068"] == "true"

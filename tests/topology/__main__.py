@@ -39,6 +39,7 @@ async def drive(made: Plant, orders: int) -> None:
             # An engine that starts anew says so of what it had begun.
             assert set(failures) <= {"ENGINE_RESTARTED"}, failures
             await course.engines_agree()
+            await course.a_broken_list_changes_nothing()
             await course.an_engine_leaves_and_comes_back()
     finally:
         await course.close()

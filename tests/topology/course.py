@@ -200,6 +200,28 @@ class Course:
         )
         self.say(f"engine {name} taken off the list and put back: the same engine")
 
+    async def a_broken_list_changes_nothing(self) -> None:
+        """But it is said, by both gateways."""
+        path = self.plant.folder / "engines.json"
+        whole = path.read_text()
+        direct = [self.plant.directly(number) for number in range(len(self.plant.gateways))]
+        try:
+            for text, status in ((whole[:-20], "degraded"), (whole, "ready")):
+                path.write_text(text)
+                for one in direct:
+                    await one.until("/readyz", lambda told, to=status: told["status"] == to)  # type: ignore[misc]
+                page = await self.gateway.get("/v1/engines")
+                assert {one["id"] for one in page["items"]} == set(self.engines)
+        finally:
+            for one in direct:
+                await one.client.aclose()
+        audit = await self.gateway.get("/v1/audit?action=load_engine_list")
+        outcomes = Counter(one["outcome"] for one in audit["items"])
+        assert outcomes == {"refused": len(direct), "accepted": len(direct)}, outcomes
+        self.say(
+            "half a list: both gateways said so, and no engine was touched; whole again: ready"
+        )
+
     async def _all(self) -> list[Json]:
         found: list[Json] = []
         path: str | None = "/v1/operations?page_size=200"

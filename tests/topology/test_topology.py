@@ -60,6 +60,7 @@ async def test_gateways_behind_a_proxy_are_rolled_and_nothing_is_lost(
             assert not await course.nothing_is_lost()
             await course.engines_agree()
             assert len(engine.calls) >= len(course.load.taken)
+            await course.a_broken_list_changes_nothing()
             await course.close()
         except BaseException:
             print(standing.said())
