@@ -13,16 +13,17 @@ COPY proto proto
 COPY migrations migrations
 COPY static static
 COPY app app
-RUN python -m venv /opt/chadburn \
- && /opt/chadburn/bin/pip wheel --no-deps -w /wheels .
+# Without pip: it installs from outside, and is not in the images.
+RUN python -m venv --without-pip /opt/chadburn \
+ && pip wheel --no-deps -w /wheels .
 
 FROM build AS build-gateway
-RUN /opt/chadburn/bin/pip install -c constraints/pins.txt "$(echo /wheels/*.whl)[postgres]"
+RUN pip --python /opt/chadburn/bin/python install -c constraints/pins.txt "$(echo /wheels/*.whl)[postgres]"
 
 FROM build AS build-engine
 # Where torch comes from: the CPU builds here, PyPI's or NVIDIA's for a machine with a GPU.
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
-RUN /opt/chadburn/bin/pip install -c constraints/pins.txt \
+RUN pip --python /opt/chadburn/bin/python install -c constraints/pins.txt \
       --extra-index-url "${TORCH_INDEX_URL}" "$(echo /wheels/*.whl)[engine]"
 
 # ---- what both images share: no compiler, no pip cache, an account without rights ----

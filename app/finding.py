@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from app.clock import Clock
 from app.discovery.endpoints import Shape
@@ -23,25 +25,43 @@ from app.startup import EXIT_SETTINGS, StartupRefused
 _log = logger("chadburn.discovery")
 
 
-def finding_of(
-    settings: Settings, ledger: Ledger, fleet: Fleet, clock: Clock, owner: str, metrics: Metrics
-) -> Finding:
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """A source, and how long an engine has to be missing from it before it is removed."""
+
+    source: Source
+    patience_s: float
+
+
+def sources_of(settings: Settings) -> tuple[Sought, ...]:
     """None of them where the gateway changes nothing (`read_only`): who else is on the ledger
-    follows them."""
-    if settings.read_only and settings.discovery:
+    follows them. Raises StartupRefused."""
+    sought = tuple(Sought(_source(given), given.patience_s) for given in settings.discovery)
+    if settings.read_only and sought:
         _log.warning("discovery_stands_still", why="read_only")
-        return Finding(())
+        return ()
+    return sought
+
+
+def finding_of(
+    sources: Iterable[Sought],
+    ledger: Ledger,
+    fleet: Fleet,
+    clock: Clock,
+    owner: str,
+    metrics: Metrics,
+) -> Finding:
     return Finding(
         Follower(
-            _source(given),
+            one.source,
             ledger,
             fleet,
             clock,
             owner=owner,
-            remove_after_s=given.patience_s,
+            remove_after_s=one.patience_s,
             on_state=metrics.discovered,
         )
-        for given in settings.discovery
+        for one in sources
     )
 
 

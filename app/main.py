@@ -34,7 +34,7 @@ from app.clock import Clock, IdSource, SystemClock, uuid7
 from app.domain.engine import Registration
 from app.domain.events import TERMINAL_EVENTS
 from app.domain.selectors import Selector
-from app.finding import finding_of
+from app.finding import finding_of, sources_of
 from app.http.allowances import Allowances
 from app.http.api import OF_THE_KIND, ApiSettings, build_api
 from app.http.closing import Closing
@@ -219,6 +219,7 @@ async def _opened(
 ) -> AsyncIterator[dict[str, Any]]:
     # What can be wrong with the settings is found before anything is opened.
     meant = checked(settings)
+    sources = sources_of(settings)
     issuers, policy, login = meant.issuers, meant.policy, meant.login
     prepare_data_dir(settings)
     async with AsyncExitStack() as held:
@@ -259,7 +260,7 @@ async def _opened(
         fleet, runner, orders, sessions = _use_cases(
             settings, ledger, backends, clock, new_id, owner, meant.deadlines, between.pace
         )
-        finding = finding_of(settings, ledger, fleet, clock, owner, metrics)
+        finding = finding_of(sources, ledger, fleet, clock, owner, metrics)
         sealer = Sealer(ledger, owner, settings.audit_seal_s)
         tail = Tail(ledger, on_event=_counting(ledger, metrics))
         closing.tell(tail.wake)

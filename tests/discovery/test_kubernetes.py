@@ -16,7 +16,7 @@ from app.discovery.endpoints import Shape, engines_of
 from app.discovery.house import Finding
 from app.discovery.kubernetes import Cluster, KubernetesSource, Persistence
 from app.domain.engine import Dialect, Member, TlsNames
-from app.finding import finding_of
+from app.finding import finding_of, sources_of
 from app.observability.metrics import Metrics
 from app.settings import load_settings
 from app.startup import StartupRefused
@@ -342,8 +342,8 @@ async def test_the_register_follows(watching: Watching, gateway: Gateway) -> Non
 
 
 def found(gateway: Gateway, path: Path) -> Finding:
-    settings = load_settings(path)
-    return finding_of(settings, gateway.ledger, gateway.fleet, gateway.clock, "a", Metrics())
+    sources = sources_of(load_settings(path))
+    return finding_of(sources, gateway.ledger, gateway.fleet, gateway.clock, "a", Metrics())
 
 
 async def test_a_pod_is_told_where_the_api_is(

@@ -272,6 +272,23 @@ def test_systemd_understands_its_units(units: dict[str, Path]) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_the_accounts_of_the_units_are_made() -> None:
+    need("systemd-analyze")
+    accounts = DEPLOY / "systemd" / "chadburn.sysusers"
+    done = subprocess.run(
+        ["systemd-sysusers", "--dry-run", str(accounts)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    made = {line.split()[1] for line in accounts.read_text().splitlines()}
+    for name in UNITS:
+        for line in (DEPLOY / "systemd" / name).read_text().splitlines():
+            kind, _, account = line.partition("=")
+            assert kind not in ("User", "Group") or account in made, line
+
+
 @pytest.mark.parametrize("name", list(UNITS))
 def test_units_leave_little_open(units: dict[str, Path], name: str) -> None:
     most = f"--threshold={MOST_EXPOSED[name]}"
