@@ -66,7 +66,7 @@ class OrderCall:
         order = self._order(body, who, given)
         if body.dry_run:
             return JSONResponse(dict(await self.house.orders.plan(order)))
-        accepted = await self.house.orders.submit(order)
+        accepted = await self.house.orders.submit(order, self.engine)
         operation = await self._awaited(accepted.operation)
         replayed = {} if accepted.fresh else {"Idempotency-Replayed": "true"}
         return operation_reply(

@@ -36,12 +36,16 @@ class Tail:
         kept: int = 4096,
         batch: int = 500,
         look_every_s: float = 5.0,
+        gather_s: float = 0.01,
         on_event: Callable[[StoredEvent], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_event` is told each event that commits while this process runs, in order."""
+        """`on_event` is told each event that commits while this process runs, in order.
+        `gather_s`: between one reading and the next, so that many commits are read at once; the
+        first after a pause is read immediately."""
         self._ledger = ledger
         self._batch = batch
         self._look_every_s = look_every_s
+        self._gather_s = gather_s
         self._on_event = on_event
         self._kept: deque[StoredEvent] = deque(maxlen=kept)
         self._begin = 0  # everything behind it, up to `position`, is in `_kept`
@@ -108,6 +112,7 @@ class Tail:
             while True:
                 try:
                     if await self._take_batch():
+                        await asyncio.sleep(self._gather_s)
                         await subscription.changed(self._look_every_s)
                 except Exception as error:
                     # Every stream hangs on this task, so it outlives what goes wrong in it. The

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Select, bindparam, delete, func, select, update
 
 from app.clock import Clock
-from app.domain.errors import UnknownEngine
+from app.domain.errors import TooManyOpenOperations, UnknownEngine
 from app.domain.idempotency import replay_of
 from app.domain.kinds import OperationState
 from app.domain.operation import Actor, Operation
@@ -18,7 +18,6 @@ from app.ledger import freezes, keys, payloads
 from app.ledger import leases as leasing
 from app.ledger.constraints import violations
 from app.ledger.database import Database, Statements, Write
-from app.ledger.engines import find
 from app.ledger.errors import Superseded
 from app.ledger.listing import page_of_operations
 from app.ledger.paging import page_of
@@ -33,15 +32,7 @@ from app.ledger.tables import (
     queue_position,
     stages,
 )
-from app.ledger.values import (
-    Accepted,
-    AuditEntry,
-    KeyClaim,
-    Lease,
-    OperationFilter,
-    Page,
-    Standing,
-)
+from app.ledger.values import Accepted, AuditEntry, KeyClaim, Lease, OperationFilter, Page
 
 _UNSENT = frozenset({OperationState.ACCEPTED, OperationState.QUEUED})
 
@@ -59,20 +50,23 @@ class Operations:
         audit: AuditEntry,
         queueing: Queueing | None = None,
         payload: bytes | None = None,
+        most_open: int | None = None,
     ) -> Accepted:
         """Take on a new operation (`accepted`, sequence 1): its row, its key, its payload, its
         first event and the audit entry, in one transaction. `queueing`: where the engine is busy
         it goes on to `queued` in the same one, and does not take the engine's slot. Operations
-        that exclude no others are never queued.
+        that exclude no others are never queued; `most_open`: with one of them so many of the
+        engine's operations may be open.
 
         A key used before for the same request gives that operation, `fresh` False, and writes
         nothing; so does losing a race for the key. A refusal leaves the key unused.
 
         Raises IdempotencyKeyReused (the key stands for another request), EngineBusy naming what
-        is in the way, QueueFull, UnknownEngine, EngineFrozen unless the operation overrides it.
+        is in the way, QueueFull, TooManyOpenOperations, UnknownEngine, EngineFrozen unless the
+        operation overrides it.
         """
         return await self._database.write(
-            lambda write: self._accept(write, operation, key, audit, queueing, payload)
+            lambda write: self._accept(write, operation, key, audit, queueing, payload, most_open)
         )
 
     async def _accept(
@@ -83,6 +77,7 @@ class Operations:
         audit: AuditEntry,
         queueing: Queueing | None,
         payload: bytes | None,
+        most_open: int | None,
     ) -> Accepted:
         now = self._clock.now()
         if key is not None:
@@ -101,6 +96,8 @@ class Operations:
         position = None
         if exclusive:
             position = (await _line(write.connection, operation.engine_id)).enter(queueing)
+        elif most_open is not None:
+            await _check_room(write.connection, operation.engine_id, most_open)
 
         taken, events = operation, [accepted_event(operation)]
         if position is not None:
@@ -128,23 +125,6 @@ class Operations:
             known = await keys.known(connection, actor, key, self._clock.now())
             earlier = replay_of(known, fingerprint)
             return None if earlier is None else await existing(connection, earlier)
-
-        return await self._database.read(look)
-
-    async def standing(self, engine_id: str, actor: Actor, key: str, fingerprint: str) -> Standing:
-        """What an order to the engine under that key finds, in one look. Raises as `replay`, where
-        there is such an engine."""
-
-        async def look(connection: Statements) -> Standing:
-            now = self._clock.now()
-            engine = await find(connection, engine_id, now)
-            if engine is None:
-                return Standing(None, None, 0)
-            known = await keys.known(connection, actor, key, now)
-            earlier = replay_of(known, fingerprint)
-            if earlier is not None:
-                return Standing(engine, await existing(connection, earlier), 0)
-            return Standing(engine, None, await _count_open(connection, engine_id))
 
         return await self._database.read(look)
 
@@ -278,9 +258,14 @@ async def _find(connection: Statements, operation_id: str) -> Operation | None:
     return None if row is None else operation_of(row)
 
 
-async def _count_open(connection: Statements, engine_id: str) -> int:
-    """How many operations of the engine have not ended."""
-    return int((await connection.execute(_COUNT_OPEN, {"engine": engine_id})).scalar_one())
+async def _check_room(connection: Statements, engine_id: str, most_open: int) -> None:
+    """Each open operation is driven by a task and looked for by every gateway each second. Several
+    that come at once on PostgreSQL may be a few more: this bounds memory, and promises nothing."""
+    found = await connection.execute(_COUNT_OPEN, {"engine": engine_id})
+    if found.scalar_one() >= most_open:
+        raise TooManyOpenOperations(
+            "as many operations of this engine are open as may be", retry_after_s=5
+        )
 
 
 async def write_step(write: Write, before: Operation, advanced: Advanced) -> None:

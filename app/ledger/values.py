@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Generic, TypeVar
 
-from app.domain.engine import Engine, HealthState
+from app.domain.engine import HealthState
 from app.domain.events import EventType
 from app.domain.kinds import EngineRole, OperationKind, OperationState
 from app.domain.operation import Actor, JsonObject, Operation, OperationEvent
@@ -27,16 +27,6 @@ class KeyClaim:
     key: str
     fingerprint: str
     expires_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What an order finds. `engine` None: there is none. `earlier`: what its key stands for.
-    `open`: operations of the engine that have not ended."""
-
-    engine: Engine | None
-    earlier: Operation | None
-    open: int
 
 
 @dataclass(frozen=True, slots=True)

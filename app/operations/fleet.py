@@ -133,15 +133,22 @@ class Fleet:
 
     async def refreshed(self, engine: Engine) -> Engine:
         """The same for one that has just been read from the ledger."""
-        engine_id = engine.id
-        if self._is_young(engine.observed.observed_at):
+        if self.knows_well(engine):
             return engine
+        engine_id = engine.id
         lookout = self._lookout(engine_id)
         if self._is_young(lookout.told_at):
-            # Another caller's reading has ended while this one looked at what was stored before.
+            # Another reading has ended while this caller looked at what was stored before.
             return await self.engine(engine_id)
         reading = await _within(lookout.read(), REFRESH_WAIT_S)
         return engine if reading is None else reading.engine
+
+    def knows_well(self, engine: Engine) -> bool:
+        """Whether an order can be judged by these facts: they are young, and none that are younger
+        have been stored here since."""
+        at, lookout = engine.observed.observed_at, self._lookouts.get(engine.id)
+        told_at = None if lookout is None else lookout.told_at
+        return self._is_young(at) and (told_at is None or at is None or at >= told_at)
 
     def _is_young(self, at: datetime | None) -> bool:
         return at is not None and abs(self._clock.now() - at) <= FRESH_FOR

@@ -19,8 +19,6 @@ from app.domain.errors import (
     OperationEnded,
     StalePauseEpoch,
     StaleReleaseEpoch,
-    TooManyOpenOperations,
-    UnknownEngine,
     UnknownOperation,
 )
 from app.domain.facts import EngineFacts
@@ -31,7 +29,7 @@ from app.domain.queueing import Queueing
 from app.domain.transitions import Advanced, Cancelled, CancelRequested, Fact, advance
 from app.ledger.errors import LedgerUnavailable, Superseded
 from app.ledger.ledger import Ledger
-from app.ledger.values import Accepted, KeyClaim, Standing
+from app.ledger.values import Accepted, KeyClaim
 from app.operations.auditing import end_entry, entry_of, refusals_audited
 from app.operations.callers import Caller
 from app.operations.deadlines import Deadlines
@@ -110,11 +108,12 @@ class Orders:
         self._max_open = max_open
         self._under_way: set[asyncio.Task[Any]] = set()
 
-    async def submit(self, request: OrderRequest) -> Accepted:
+    async def submit(self, request: OrderRequest, known: Engine | None = None) -> Accepted:
         """Take the order on. Nothing waits for the engine, but facts older than 2 s are read
         again first, for 300 ms at most.
 
-        Judged in this order: engine known, key replayed, not frozen, offered by the engine,
+        `known`: the engine, as its caller has just read it; None: it is read here. Judged in this
+        order: engine known, key replayed, not frozen, offered by the engine,
         deadline, revision, epoch and state, nothing else running. One that waits where the engine
         is busy is not held against its state, which those before it will change: that is judged at
         its turn, with all the rest once more.
@@ -125,7 +124,7 @@ class Orders:
         QueueFull, TooManyOpenOperations. A refusal is audited.
         """
         # A client that goes away between the commit and the runner must not leave an order lying.
-        return await self._to_the_end(self._submit(request))
+        return await self._to_the_end(self._submit(request, known))
 
     async def plan(self, request: OrderRequest) -> JsonObject:
         """The same judgement, and what the order would do. Sends no order, writes nothing.
@@ -185,7 +184,7 @@ class Orders:
 
     # ---- submitting ----
 
-    async def _submit(self, request: OrderRequest) -> Accepted:
+    async def _submit(self, request: OrderRequest, known: Engine | None) -> Accepted:
         caller = Caller(
             actor=request.actor,
             note=request.reason,
@@ -198,30 +197,27 @@ class Orders:
         async with refusals_audited(
             self._ledger, self._clock, kind.value, caller, engine_id=request.engine_id
         ):
-            key = await self._key(request)
-            found = await self._ledger.operations.standing(
-                request.engine_id, request.actor, key, request.fingerprint
-            )
-            if found.engine is None:
-                raise UnknownEngine("there is no engine of that id")
-            if found.earlier is not None:
-                return Accepted(found.earlier, fresh=False)
+            engine = known or await self._fleet.engine(request.engine_id)
+            if request.key is None:
+                raise MissingIdempotencyKey("an order needs an idempotency key")
+            key = check_key(request.key)
+            if not self._fleet.knows_well(engine):
+                # Nobody waits for an engine to be read whose order is known already.
+                earlier = await self._replay(request, key)
+                if earlier is not None:
+                    return earlier
             try:
-                self._require_thawed(found.engine, request)
-                judged = await self._judge(request, found.engine)
-                if not kind.exclusive:  # those have the slot and the queue
-                    self._check_room(found)
+                self._require_thawed(engine, request)
+                judged = await self._judge(request, engine)
             except LedgerUnavailable:
                 raise
             except ChadburnError:
-                # Since the key was looked up, this very order may have been taken on by a twin of
-                # this call, and what refuses it now is what it has changed itself.
-                earlier = await self._ledger.operations.replay(
-                    request.actor, key, request.fingerprint
-                )
+                # This very order may have been taken on by an earlier call, or by a twin of this
+                # one, and what refuses it now is what it has changed itself.
+                earlier = await self._replay(request, key)
                 if earlier is None:
                     raise
-                return Accepted(earlier, fresh=False)
+                return earlier
             now = self._clock.now()
             operation = Operation(
                 id=self._new_id(),
@@ -243,6 +239,7 @@ class Orders:
                 key=KeyClaim(key, request.fingerprint, now + self._key_retention),
                 queueing=judged.queueing,
                 payload=request.command.payload,
+                most_open=self._max_open,
                 audit=entry_of(
                     now,
                     kind.value,
@@ -260,18 +257,13 @@ class Orders:
     def _require_thawed(self, engine: Engine, request: OrderRequest) -> None:
         require_thawed(engine, self._clock.now(), override=request.override_freeze)
 
-    async def _key(self, request: OrderRequest) -> str:
-        """Raises MissingIdempotencyKey, MalformedIdempotencyKey, or UnknownEngine first."""
-        try:
-            if request.key is None:
-                raise MissingIdempotencyKey("an order needs an idempotency key")
-            return check_key(request.key)
-        except ChadburnError:
-            await self._fleet.engine(request.engine_id)
-            raise
+    async def _replay(self, request: OrderRequest, key: str) -> Accepted | None:
+        """What the key stands for. Raises IdempotencyKeyReused."""
+        earlier = await self._ledger.operations.replay(request.actor, key, request.fingerprint)
+        return None if earlier is None else Accepted(earlier, fresh=False)
 
     async def _judge(self, request: OrderRequest, engine: Engine) -> _Judged:
-        """`engine`: as the ledger has it at this moment."""
+        """`engine`: as the ledger has just had it."""
         began_at = self._clock.now()
         loop = asyncio.get_running_loop()
         waits_until = loop.time() + REFRESH_WAIT_S
@@ -316,14 +308,6 @@ class Orders:
         if request.when_busy != "queue" or not request.command.kind.exclusive:
             return False
         return (await self._ledger.operations.line(request.engine_id)).first is not None
-
-    def _check_room(self, found: Standing) -> None:
-        """Each open operation is driven by a task and looked for by every gateway each second.
-        Several that come at once may be a few more: this bounds memory, and promises nothing."""
-        if found.open >= self._max_open:
-            raise TooManyOpenOperations(
-                "as many operations of this engine are open as may be", retry_after_s=5
-            )
 
     async def _load(self, engine_id: str) -> JsonObject | None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -27,38 +27,37 @@ pytestmark = pytest.mark.anyio
 
 
 class HeldLookups:
-    """A real ledger, in which whoever looks up a key is held afterwards while there is a `hold`."""
+    """A real ledger, in which the call that is held stands still once it has looked the engine up,
+    and before it is judged by what it saw."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self.operations = _Operations(self, ledger)
-        self.hold: asyncio.Event | None = None
+        self.engines = _Engines(self, ledger)
+        self.hold: ContextVar[asyncio.Event | None] = ContextVar("hold", default=None)
         self.held = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
 
 
-class _Operations:
+class _Engines:
     def __init__(self, lookups: HeldLookups, ledger: Ledger) -> None:
         self._lookups = lookups
-        self._inner = ledger.operations
+        self._inner = ledger.engines
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def standing(self, *args: Any) -> Any:
-        hold, found = self._lookups.hold, await self._inner.standing(*args)
-        if hold is not None:
+    async def get(self, engine_id: str) -> Any:
+        hold, found = self._lookups.hold.get(), await self._inner.get(engine_id)
+        if hold is not None and not self._lookups.held:
             self._lookups.held += 1
             await hold.wait()
-            # As where its facts were old, and it was read once more before it was judged by.
-            return replace(found, engine=await self._lookups.engines.get(args[0]))
         return found
 
 
 class TestTwins:
-    """Of calls with one key, one that looked the key up before the first was taken on, and was
+    """Of calls with one key, one that looked the engine up before the first was taken on, and was
     judged after the first had changed what it is judged by."""
 
     @pytest.fixture
@@ -83,10 +82,11 @@ class TestTwins:
         self, gateway: Gateway, lookups: HeldLookups, late: OrderRequest, first: OrderRequest
     ) -> Any:
         """What `late` gets when `first` is carried out between its look-up and its judgement."""
-        lookups.hold = hold = asyncio.Event()
+        hold = asyncio.Event()
+        token = lookups.hold.set(hold)  # for what this call begins, and nobody else
         call = asyncio.ensure_future(gateway.orders.submit(late))
+        lookups.hold.reset(token)
         await until(lambda: lookups.held)
-        lookups.hold = None
         taken = (await gateway.orders.submit(first)).operation
         assert (await gateway.end_of(taken)).state is OperationState.SUCCEEDED
         hold.set()
