@@ -187,6 +187,25 @@ async def test_a_list_comes_in_pages(watching: Watching) -> None:
     await watching.lists("engine-0", *(f"pod-{number}" for number in range(5)))
 
 
+async def test_a_list_that_took_too_long_is_begun_anew(watching: Watching) -> None:
+    """Half of it is never taken for the whole."""
+    api = watching.api
+    await watching.watches()
+    for number in range(3):
+        api.put(endpoint_slice(f"p{number}", (f"pod-{number}", f"10.0.1.{number}")))
+    everything = ("engine-0", "pod-0", "pod-1", "pod-2")
+    await watching.lists(*everything)
+    seen: list[list[str] | None] = []
+    watching.heard = lambda: seen.append(watching.ids)
+    api.page = 2
+    api.compact()
+    api.refusals += [200, 200, 410]  # the watch, which is told 410, and the list's first page
+    api.close_watches()
+    await until(lambda: not api.refusals and seen)
+    await watching.lists(*everything)
+    assert seen == [list(everything)] * len(seen)
+
+
 @pytest.mark.parametrize("end", [KubernetesApi.cut, KubernetesApi.close_watches])
 async def test_after_the_end_of_a_watch_nothing_is_missed(
     watching: Watching, end: Callable[[KubernetesApi], None]

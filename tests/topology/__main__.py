@@ -33,6 +33,7 @@ async def drive(made: Plant, orders: int) -> None:
             await course.a_stream_comes_as_it_happens()
             await course.begin_load(workers=2)
             await course.gateways_are_rolled(orders)
+            await course.a_gateway_is_killed(orders)
             await course.an_engine_is_rolled(orders)
             await course.end_load()
             failures = await course.nothing_is_lost()
@@ -62,7 +63,8 @@ def main() -> int:
             say(f"started: PostgreSQL, issuer, {', '.join(ENGINES)}, two gateways, {wanted.proxy}")
             try:
                 asyncio.run(drive(made, wanted.orders))
-            except (AssertionError, TimeoutError):
+            except Exception:
+                # What went wrong, and what the processes said, whatever it was.
                 traceback.print_exc()
                 print(made.said(), file=sys.stderr)
                 say("FAILED")

@@ -123,6 +123,19 @@ class Course:
             self.say(f"gateway {number} ended with 0 and started again; {taken} orders meanwhile")
         await self.load.some_more(orders)
 
+    async def a_gateway_is_killed(self, orders: int) -> None:
+        """Not ended: gone, with whatever it was at."""
+        await self.load.some_more(orders)
+        before = len(self.load.taken)
+        process = self.plant.gateways[0]
+        await asyncio.to_thread(process.kill)
+        await self.load.some_more(orders)
+        self.plant.start_gateway(0)
+        await asyncio.to_thread(self.plant.gateway_is_ready, 0)
+        taken = len(self.load.taken) - before
+        self.say(f"gateway 0 was killed and started again; {taken} orders meanwhile")
+        await self.load.some_more(orders)
+
     async def an_engine_is_rolled(self, orders: int) -> None:
         name = self.engines[-1]
         before = len(self.load.taken)

@@ -83,7 +83,8 @@ class Load:
             await asyncio.sleep(PAUSE_S)
 
     async def _work(self, engine: str, *, twice: bool) -> None:
-        body = {"caches": ["prefix"], "when_busy": "queue"}
+        # Longer than an engine takes to start again on a machine that is busy.
+        body = {"caches": ["prefix"], "when_busy": "queue", "deadline_ms": 600_000}
         while not self._ends.is_set():
             key = str(uuid.uuid4())
             times = 2 if twice else 1  # at once: they may come to two gateways

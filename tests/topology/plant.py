@@ -11,7 +11,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,8 @@ class Plant:
     def gateway_is_ready(self, number: int) -> None:
         path = self.folder / f"gateway-{number}.json"
         self.gateways[number].ready(path)
-        self.ready[f"gateway-{number}"] = _listening(self.gateways[number].pid)
+        if f"gateway-{number}" not in self.ready:
+            self.ready[f"gateway-{number}"] = _listening(self.gateways[number].pid)
 
     def start_proxy(self) -> None:
         if self.proxy.name == "caddy":
@@ -328,9 +329,10 @@ def _listening(pid: int) -> int:
     """The port of a process that listens on one: its ready file says the public URL instead."""
     inodes = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        target = os.readlink(entry)
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
+        with suppress(FileNotFoundError):  # a file that was closed meanwhile
+            target = os.readlink(entry)
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[3] == "0A" and fields[9] in inodes:
