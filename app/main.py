@@ -40,6 +40,7 @@ from app.http.api import OF_THE_KIND, ApiSettings, build_api
 from app.http.closing import Closing
 from app.http.compat.exposures import Exposure, Exposures, Flavour, Layer
 from app.http.listening import Listening, ListenRefused, bound_at, listening
+from app.http.payloads import PayloadRule
 from app.http.policing import follow_policy
 from app.http.readiness import look_at_engines
 from app.http.records import record_refused_callers
@@ -70,7 +71,7 @@ from app.operations.sealing import Sealer
 from app.operations.sessions import Sessions
 from app.operations.settling import Settlements
 from app.posture import DOES_NOT_START, Posture, Remark, RouteNeed, posture_of
-from app.settings import Settings
+from app.settings import CompatSettings, EnginePayloadSettings, Settings
 from app.startup import (
     EXIT_ADDRESS,
     StartupRefused,
@@ -295,6 +296,7 @@ async def _opened(
             finding_ok=lambda: finding.ok,
             roster=Roster(ledger),
             exposures=exposures_of(settings),
+            payloads=PayloadRule(tuple(map(_selector_of, settings.engine_payloads))),
             logins=None if house is None else house.logins,
             browser_sessions=None if house is None else house.desk,
         )
@@ -437,14 +439,18 @@ def exposures_of(settings: Settings) -> Exposures:
     return Exposures(
         tuple(
             Exposure(
-                Selector(
-                    ids=frozenset(one.engines) or None,
-                    labels={name: frozenset(values) for name, values in one.labels.items()},
-                ),
+                _selector_of(one),
                 *(Flavour(one.flavour), Layer(one.layer)),
             )
             for one in settings.compat
         )
+    )
+
+
+def _selector_of(named: CompatSettings | EnginePayloadSettings) -> Selector:
+    return Selector(
+        ids=frozenset(named.engines) or None,
+        labels={name: frozenset(values) for name, values in named.labels.items()},
     )
 
 

@@ -117,6 +117,7 @@ def posture_of(
         *_of_issuers(settings.issuers),
         *_of_callers(settings),
         *_of_identities(settings),
+        *_of_payloads(settings),
         *_of_reach(settings),
         *_of_credentials(settings.engine_credentials),
         *_of_database(settings),
@@ -289,6 +290,18 @@ def _of_identities(settings: Settings) -> Iterator[Remark]:
             yield Remark(
                 "IDENTITY_UNSAFE", about, "without a token, it may have engines unpickle payloads"
             )
+
+
+def _of_payloads(settings: Settings) -> Iterator[Remark]:
+    for one in settings.engine_payloads:
+        named = {"engines": list(one.engines), "labels": one.labels}
+        said = json.dumps({name: value for name, value in named.items() if value})
+        yield Remark(
+            "ENGINE_PAYLOADS_ON",
+            f"engine_payloads {said}",
+            "who has admin:weights.unsafe there may have engines unpickle what they send, and so "
+            "run code in them",
+        )
 
 
 def _of_reach(settings: Settings) -> Iterator[Remark]:

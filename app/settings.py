@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -220,14 +220,11 @@ class CredentialSettings(_Section):
         return self
 
 
-class CompatSettings(_Section):
-    """Engines that are also reached by the administrative HTTP of `layer`: of these ids, with these
-    labels, or both. `flavour`: in the shapes of which release of vLLM."""
+class _EnginesSettings(_Section):
+    """Engines of these ids, with these labels, or both."""
 
-    layer: Literal["vllm", "sglang"]
     engines: tuple[str, ...] = ()
     labels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    flavour: Literal["0.26", "0.32"] = "0.26"
 
     @field_validator("labels", mode="before")
     @classmethod
@@ -237,17 +234,33 @@ class CompatSettings(_Section):
         return {name: (one,) if isinstance(one, str) else one for name, one in value.items()}
 
     @model_validator(mode="after")
-    def _says_which(self) -> CompatSettings:
+    def _says_which(self) -> Self:
         if not self.engines and not self.labels:
             raise ValueError("says which engines: name them, or their labels")
-        if self.layer != "vllm" and "flavour" in self.model_fields_set:
-            raise ValueError("flavour: goes with layer vllm")
         if not all(is_engine_id(one) for one in self.engines):
             raise ValueError("engines: has one that no engine can be called")
         for name, values in self.labels.items():
             if not is_label_name(name) or not values or not all(map(is_label_value, values)):
                 raise ValueError("labels: has one that no engine can have")
         return self
+
+
+class CompatSettings(_EnginesSettings):
+    """Engines that are also reached by the administrative HTTP of `layer`. `flavour`: in the shapes
+    of which release of vLLM."""
+
+    layer: Literal["vllm", "sglang"]
+    flavour: Literal["0.26", "0.32"] = "0.26"
+
+    @model_validator(mode="after")
+    def _one_flavour(self) -> CompatSettings:
+        if self.layer != "vllm" and "flavour" in self.model_fields_set:
+            raise ValueError("flavour: goes with layer vllm")
+        return self
+
+
+class EnginePayloadSettings(_EnginesSettings):
+    """Engines that are passed what their own serializer has written, unread."""
 
 
 _THIS_MACHINE = ReachSettings(hosts=("localhost",), cidrs=("127.0.0.0/8", "::1/128"))
@@ -297,6 +310,8 @@ class Settings(BaseSettings):
 
     compat: tuple[CompatSettings, ...] = ()
     """Empty: no engine is reached by endpoints of its own. The first that takes one counts."""
+    engine_payloads: tuple[EnginePayloadSettings, ...] = ()
+    """Empty: no engine is passed weights that it alone can read (pickled ones)."""
     compat_identity: tuple[CompatIdentitySettings, ...] = ()
     """Callers of compatible endpoints that can't send a token."""
 

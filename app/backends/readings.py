@@ -53,6 +53,7 @@ def capabilities_of(profile: admin_pb2.AdminProfile) -> Capabilities:
         drain_rules=frozenset(words(admin_pb2.DrainRule, profile.drain_rules)),
         weight_sources=frozenset(words(admin_pb2.WeightSourceKind, profile.weight_sources)),
         weight_sessions=frozenset(words(admin_pb2.WeightTransferBackend, profile.weight_sessions)),
+        payload_formats=frozenset(profile.payload_formats),
         cache_policies=frozenset(words(admin_pb2.CachePolicy, profile.cache_policies)),
         components=frozenset(words(admin_pb2.Component, profile.components)),
         profiler_kinds=frozenset(words(admin_pb2.ProfilerKind, profile.profiler_kinds)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from app.backends.spelling import number_of
+from app.domain.engine_payloads import EnginePayloadChunk, EnginePayloadTransfer
 from app.domain.tensors import TensorSpec
 from app.domain.weight_sessions import (
     AbortSession,
@@ -29,6 +30,8 @@ def begin_of(session: SessionWeights) -> admin_pb2.WeightSession:
             begin.ipc.SetInParent()
         case DiskTransfer(path=path):
             begin.disk.path = path
+        case EnginePayloadTransfer(format=named):
+            begin.engine_payload.format = named
     return admin_pb2.WeightSession(session_id=session.session_id, begin=begin)
 
 
@@ -91,6 +94,9 @@ def _chunk(chunk: Chunk) -> admin_pb2.WeightSessionChunk:
             )
         case DiskChunk(files=files):
             message.disk.files.extend(files)
+        case EnginePayloadChunk(parts=parts, load_format=how):
+            own = admin_pb2.EnginePayloadChunk(parts=parts, load_format=how)
+            message.engine_payload.CopyFrom(own)
     return message
 
 

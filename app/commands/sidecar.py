@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.commands.ending import usage
+from app.commands.printing import note
 from app.commands.sidecar_options import Common, key_in, serve, with_common
 
 if TYPE_CHECKING:
@@ -73,6 +74,13 @@ def sglang(
             help="Offer release also where the engine gives no memory back: to try things out.",
         ),
     ] = False,
+    allow_pickled: Annotated[
+        bool,
+        typer.Option(
+            "--allow-pickled",
+            help="Pass on weights that a trainer has pickled; SGLang unpickles what it is sent.",
+        ),
+    ] = False,
 ) -> None:
     """Administer an SGLang server from beside it."""
     for folder in (profile_dir, model_path):
@@ -89,7 +97,12 @@ def sglang(
             model_path=None if model_path is None else model_path.absolute(),
         )
 
-    serve(common, dialect, unconfigured_release=release_unconfigured)
+    if allow_pickled:
+        note(
+            "chadburn: WARNING: --allow-pickled: whoever may send weights to this sidecar may have"
+            " the engine run code of theirs"
+        )
+    serve(common, dialect, unconfigured_release=release_unconfigured, pickled=allow_pickled)
 
 
 @app.command()

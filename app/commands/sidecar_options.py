@@ -113,6 +113,7 @@ def serve(
     dialect: Callable[[], Dialect],
     *,
     unconfigured_release: bool = False,
+    pickled: bool = False,
     schemes: tuple[str, ...] = ("http", "https"),
 ) -> None:
     """Until it is told to end. `dialect` is asked for when all options are good. `schemes`: of the
@@ -123,7 +124,7 @@ def serve(
     tie(common.end_with_stdin)
     _check_url(common.url, schemes)
     tokens = _tokens(common)
-    allowed = _allowed(common, unconfigured_release)
+    allowed = replace(_allowed(common), unconfigured_release=unconfigured_release, pickled=pickled)
     kit = _kit(common, tokens)
     engine = dialect()
     settings = SidecarSettings(
@@ -153,7 +154,7 @@ def serve(
         raise CommandFailed(Exit.UNREACHABLE, f"sidecar: {error}") from error
 
 
-def _allowed(common: Common, unconfigured_release: bool) -> Allowed:
+def _allowed(common: Common) -> Allowed:
     from app.enginekit.rendezvous import RendezvousRule
     from app.sidecars.allowed import Allowed
 
@@ -169,7 +170,6 @@ def _allowed(common: Common, unconfigured_release: bool) -> Allowed:
         weights_roots=weights,
         rendezvous=rules,
         lora_roots=loras,
-        unconfigured_release=unconfigured_release,
     )
 
 

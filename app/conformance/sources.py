@@ -46,3 +46,9 @@ def of(kind: Any, world_size: int) -> dict[str, Any]:
         pb.WEIGHT_SOURCE_KIND_SESSION: {"session": session},
     }
     return fields[kind]
+
+
+def unknown_payload() -> pb.WeightSession:
+    """A session by payloads in a format that no engine has."""
+    own = pb.EnginePayloadTransfer(format=f"{_NAME}.no-such-format")
+    return pb.WeightSession(session_id=_NAME, begin=pb.WeightSessionBegin(engine_payload=own))

@@ -32,6 +32,7 @@ class Limits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """`resources_together`: what can be released is released all at once, or not at all.
+    `payload_formats`: of its own payloads, which sessions by `engine_payload` bring.
     `abort_all`: requests can be ended without being named."""
 
     operations: frozenset[OperationKind] = frozenset()
@@ -44,6 +45,7 @@ class Capabilities:
     drain_rules: frozenset[str] = frozenset()
     weight_sources: frozenset[str] = frozenset()
     weight_sessions: frozenset[str] = frozenset()
+    payload_formats: frozenset[str] = frozenset()
     cache_policies: frozenset[str] = frozenset()
     components: frozenset[str] = frozenset()
     profiler_kinds: frozenset[str] = frozenset()

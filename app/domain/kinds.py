@@ -140,6 +140,7 @@ class WeightTransferBackend(StrEnum):
     NCCL = "nccl"
     IPC = "ipc"
     DISK = "disk"
+    ENGINE_PAYLOAD = "engine_payload"
 
 
 class CollectiveBackend(StrEnum):

@@ -1,7 +1,8 @@
 """New weights in pieces: a session is ONE update, ordered by several calls.
 
 BEGIN is the order; it names the session, and how its pieces travel. CHUNK, COMMIT and ABORT go on
-with it. Each way of travelling has a schema of its own: nothing is passed on unread.
+with it. Each way of travelling has a schema of its own: nothing is passed on unread but what an
+engine alone can read, where that is allowed by name (`app.domain.engine_payloads`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import ClassVar, TypeAlias, cast
 
 from app.domain.capabilities import Capabilities
 from app.domain.command import fault
+from app.domain.engine_payloads import EnginePayloadChunk, EnginePayloadTransfer
 from app.domain.errors import UnsupportedOperation
 from app.domain.kinds import (
     CollectiveBackend,
@@ -125,12 +127,13 @@ class DiskTransfer:
         return cls(cast("str", document["path"]))
 
 
-Transfer: TypeAlias = NcclTransfer | IpcTransfer | DiskTransfer
+Transfer: TypeAlias = NcclTransfer | IpcTransfer | DiskTransfer | EnginePayloadTransfer
 
 _TRANSFERS: Mapping[str, Callable[[JsonObject], Transfer]] = {
     WeightTransferBackend.NCCL: NcclTransfer.of,
     WeightTransferBackend.IPC: IpcTransfer.of,
     WeightTransferBackend.DISK: DiskTransfer.of,
+    WeightTransferBackend.ENGINE_PAYLOAD: EnginePayloadTransfer.of,
 }
 
 
@@ -153,8 +156,11 @@ class SessionWeights:
     def check_supported(self, can: Capabilities) -> None:
         """Raises UnsupportedOperation, InvalidArgument."""
         _require(self.transfer.kind, can)
-        if isinstance(self.transfer, NcclTransfer):
-            self.transfer.check_ranks(can.world_size)
+        match self.transfer:
+            case NcclTransfer() as group:
+                group.check_ranks(can.world_size)
+            case EnginePayloadTransfer(format=named) if named not in can.payload_formats:
+                raise UnsupportedOperation("this engine takes no payload of that format")
 
     def document(self) -> dict[str, JsonValue]:
         return {
@@ -296,12 +302,13 @@ class DiskChunk:
         return cls(tuple(cast("list[str]", document["files"])))
 
 
-Payload: TypeAlias = NcclChunk | IpcChunk | DiskChunk
+Payload: TypeAlias = NcclChunk | IpcChunk | DiskChunk | EnginePayloadChunk
 
 _PAYLOADS: Mapping[str, Callable[[JsonObject], Payload]] = {
     WeightTransferBackend.NCCL: NcclChunk.of,
     WeightTransferBackend.IPC: IpcChunk.of,
     WeightTransferBackend.DISK: DiskChunk.of,
+    WeightTransferBackend.ENGINE_PAYLOAD: EnginePayloadChunk.of,
 }
 
 

@@ -78,6 +78,11 @@ def capabilities_of(runtime: Runtime, settings: KitSettings) -> Capabilities:
         drain_rules=drains & (offered.drain_rules or drains),
         weight_sources=sources,
         weight_sessions=sessions,
+        payload_formats=(
+            offered.payload_formats
+            if WeightTransferBackend.ENGINE_PAYLOAD in sessions
+            else frozenset()
+        ),
         models=runtime.describe().models,
         world_size=len(runtime.ranks),
         limits=Limits(
@@ -140,6 +145,7 @@ def profile_message(can: Capabilities, state: EngineState) -> admin_pb2.AdminPro
         weight_sessions=numbers_of_names(
             admin_pb2.WeightTransferBackend, "WEIGHT_TRANSFER_BACKEND", can.weight_sessions
         ),
+        payload_formats=sorted(can.payload_formats),
         cache_policies=numbers_of_names(admin_pb2.CachePolicy, "CACHE_POLICY", can.cache_policies),
         components=numbers_of_names(admin_pb2.Component, "COMPONENT", can.components),
         profiler_kinds=numbers_of_names(

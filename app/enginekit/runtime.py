@@ -304,7 +304,8 @@ class Conclusion:
     counts as unverified; `switched` names the requests whose output is of both versions. For a
     LoRA: the adapter as loaded, or the one that was unloaded, and those that were `evicted` to make
     room for it. `warnings`, of any kind: what a caller has to know though the order succeeded.
-    `proved` False, of a flush: not every rank has said that it did it.
+    `proved` False, of a flush: not every rank has said that it did it; of an update: whether the
+    weights are those that were ordered cannot be told, whatever the evidence says.
     """
 
     changed: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from app.domain.capabilities import Capabilities
+from app.domain.engine_payloads import EnginePayloadChunk, EnginePayloadTransfer
 from app.domain.errors import UnsupportedOperation
 from app.domain.kinds import CollectiveBackend, WeightSourceKind
 from app.domain.weight_sessions import (
@@ -92,8 +93,10 @@ def _transfer(begin: admin_pb2.WeightSessionBegin) -> Transfer:
             return IpcTransfer()
         case "disk":
             return DiskTransfer(begin.disk.path)
+        case "engine_payload":
+            return EnginePayloadTransfer(begin.engine_payload.format)
         case _:
-            raise bad_field("/session/begin", "say nccl, ipc or disk")
+            raise bad_field("/session/begin", "say nccl, ipc, disk or engine_payload")
 
 
 def read_group(group: admin_pb2.NcclTransfer) -> NcclTransfer:
@@ -140,5 +143,9 @@ def _payload(chunk: admin_pb2.WeightSessionChunk) -> Payload:
             )
         case "disk":
             return DiskChunk(tuple(chunk.disk.files))
+        case "engine_payload":
+            own = chunk.engine_payload
+            how = own.load_format if own.HasField("load_format") else None
+            return EnginePayloadChunk(tuple(own.parts), how)
         case _:
-            raise bad_field(pointer, "say nccl, ipc or disk")
+            raise bad_field(pointer, "say nccl, ipc, disk or engine_payload")

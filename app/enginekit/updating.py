@@ -64,7 +64,7 @@ async def update_weights(errand: Errand) -> Ending:
             seen.weights.version == command.weight_version
             and seen.weights.state is WeightsState.VALID
         ),
-        proved=not unconfirmed and _all_evident(errand, conclusion),
+        proved=conclusion.proved and not unconfirmed and _all_evident(errand, conclusion),
         warnings=tuple(_warnings(kept, unconfirmed, own.holds and not lifted)),
     )
 

@@ -18,6 +18,7 @@ from app.domain.scopes import Scope
 from app.domain.weight_sessions import Chunk, SessionStage
 from app.http.bodies import OrderBody
 from app.http.negotiation import Preference, idempotency_key, preference_of
+from app.http.payloads import brings_payload
 from app.http.preconditions import expected_revision
 from app.http.records import actor_of, caller_of
 from app.http.refusals import ReasonMissing
@@ -60,6 +61,8 @@ class OrderCall:
         """Judge it and take it on: 202, or 200 if it has ended within the time to wait; with
         `dry_run` the plan. `command`: the order, where the body alone does not say it."""
         given = command or body.command()
+        if brings_payload(given):
+            await self.house.payloads.admit(self.request, self.engine)
         self._require_reason(given, body)
         if body.override_freeze:
             await Need((given.kind.scope, Scope.ENGINES)).admit(self.request)
@@ -79,6 +82,8 @@ class OrderCall:
         stage = body.stage()
         if stage is None:
             return await self.give(body, who)
+        if brings_payload(stage):
+            await self.house.payloads.admit(self.request, self.engine)
         request = self._stage(body, who, stage)
         if body.dry_run:
             return JSONResponse(dict(await self.house.sessions.plan(request)))

@@ -224,6 +224,18 @@ OF_ENGINES: Mapping[str, Reason] = {
         "Names, shapes or dtypes differ, or a file is damaged. Nothing was sent to the engine.",
         "Correct the checkpoint.",
     ),
+    "PAYLOAD_UNFIT": Reason(
+        "The payload is not one that the engine takes",
+        "It has another number of parts than the engine has ranks, is cut off, or names a way to "
+        "load it that the engine does not know. It was not sent.",
+        "Send one part for each rank, as the engine's serializer has written them.",
+    ),
+    "PAYLOAD_ALREADY_SENT": Reason(
+        "The payload was sent before",
+        "The engine was sent this very payload already, and what it names may be gone after one "
+        "reading. It was not sent again.",
+        "Serialize the weights anew, all of the update.",
+    ),
     "WEIGHTS_INCONSISTENT": Reason(
         "Weights are neither the old nor the new ones",
         "An update broke off, or ranks differ.",

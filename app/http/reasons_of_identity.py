@@ -154,6 +154,13 @@ IDENTITY: Mapping[str, Reason] = {
         "The token is good and lacks a scope that this needs. Inference tokens hold none.",
         "Get a token with the scope that the challenge names.",
     ),
+    "ENGINE_PAYLOADS_OFF": Reason(
+        "Payloads of its own are off for this engine",
+        "What an engine alone can read is passed on only to engines that the gateway's "
+        "`engine_payloads` names. None is by default.",
+        "Send weights in another way; or have the engine named there, and its sidecar started with "
+        "`--allow-pickled`.",
+    ),
     "REFUSED_BY_POLICY": Reason(
         "Not allowed by the policy",
         "The token holds the scopes, and the gateway's policy leaves the caller less: not these "

@@ -25,6 +25,7 @@ from app.http.closing import Closing
 from app.http.compat.announcements import Announcements
 from app.http.compat.exposures import Exposures
 from app.http.dashboard import DashboardFiles, dashboard_files
+from app.http.payloads import PayloadRule
 from app.http.refusals import TooManyStreams
 from app.http.roster import Roster
 from app.http.tail import Tail
@@ -129,6 +130,7 @@ class Rooms:
     round_trips: RoundTrips = field(default_factory=RoundTrips)
     allowances: Allowances = field(default_factory=Allowances)
     exposures: Exposures = field(default_factory=Exposures)
+    payloads: PayloadRule = field(default_factory=PayloadRule)
     """Of engines' own endpoints."""
     announcements: Announcements = field(default_factory=Announcements)
     dashboard: DashboardFiles = field(default_factory=dashboard_files)

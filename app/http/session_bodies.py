@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from app.domain.command import fault
+from app.domain.engine_payloads import EnginePayloadChunk, EnginePayloadTransfer
 from app.domain.errors import InvalidArgument
 from app.domain.kinds import CollectiveBackend
 from app.domain.weight_sessions import (
@@ -42,6 +44,9 @@ Specs = Annotated[
 ]
 
 
+_ONE_WAY = "name one: nccl, ipc, disk or engine_payload"
+
+
 class NcclTransferBody(Body):
     """A process group of a trainer's that the engine's ranks join for the session."""
 
@@ -75,8 +80,17 @@ class DiskTransferBody(Body):
     path: Path = Field(description="A folder, as the engine's host sees it.")
 
 
+class EnginePayloadTransferBody(Body):
+    """What the engine's own serializer has written. Takes `admin:weights.unsafe`, and has to be
+    switched on for the engine."""
+
+    format: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,127}$")] = Field(
+        description="One of the engine's `payload_formats`."
+    )
+
+
 class BeginBody(Body):
-    """One of `nccl`, `ipc`, `disk`: how the pieces travel."""
+    """One of `nccl`, `ipc`, `disk`, `engine_payload`: how the pieces travel."""
 
     lease_ms: Positive | None = Field(
         None,
@@ -85,17 +99,21 @@ class BeginBody(Body):
     nccl: NcclTransferBody | None = None
     ipc: IpcTransferBody | None = None
     disk: DiskTransferBody | None = None
+    engine_payload: EnginePayloadTransferBody | None = None
 
     def transfer(self) -> Transfer:
-        match self.nccl, self.ipc, self.disk:
-            case NcclTransferBody() as group, None, None:
+        named = (self.nccl, self.ipc, self.disk, self.engine_payload)
+        match [one for one in named if one is not None]:
+            case [NcclTransferBody() as group]:
                 return group.transfer()
-            case None, IpcTransferBody(), None:
+            case [IpcTransferBody()]:
                 return IpcTransfer()
-            case None, None, DiskTransferBody(path=path):
+            case [DiskTransferBody(path=path)]:
                 return DiskTransfer(path)
+            case [EnginePayloadTransferBody(format=written)]:
+                return EnginePayloadTransfer(written)
             case _:
-                raise fault("/source/session/begin", "name one: nccl, ipc or disk")
+                raise fault("/source/session/begin", _ONE_WAY)
 
 
 class NcclChunkBody(Body):
@@ -154,24 +172,48 @@ class DiskChunkBody(Body):
     ] = Field(description="Below the path of the session.")
 
 
+Base64 = Annotated[str, StringConstraints(min_length=1, max_length=1 << 30)]
+
+
+class EnginePayloadChunkBody(Body):
+    """Passed on as it is, once; kept until the operation ends, and never shown."""
+
+    parts: Annotated[
+        tuple[Base64, ...], Field(min_length=1, max_length=4096), BeforeValidator(sequence)
+    ] = Field(description="Base64: one for each rank that the engine deals them out to.")
+    load_format: Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,256}$")] | None = Field(
+        None, description="How the engine is to read them, in its own words."
+    )
+
+    def payload(self) -> EnginePayloadChunk:
+        pointer = "/source/session/chunk/engine_payload/parts"
+        parts = []
+        for index, part in enumerate(self.parts):
+            try:
+                parts.append(base64.b64decode(part, validate=True))
+            except ValueError:
+                raise fault(f"{pointer}/{index}", "is not base64") from None
+        return EnginePayloadChunk(tuple(parts), self.load_format)
+
+
 class ChunkBody(Body):
-    """One of `nccl`, `ipc`, `disk`: as the session began."""
+    """One of `nccl`, `ipc`, `disk`, `engine_payload`: as the session began."""
 
     index: Annotated[int, Field(ge=0, lt=MAX_CHUNKS)] = Field(description="0, 1, 2 …, no gap.")
     nccl: NcclChunkBody | None = None
     ipc: IpcChunkBody | None = None
     disk: DiskChunkBody | None = None
+    engine_payload: EnginePayloadChunkBody | None = None
 
     def payload(self) -> Payload:
-        match self.nccl, self.ipc, self.disk:
-            case NcclChunkBody() as sent, None, None:
-                return sent.payload()
-            case None, IpcChunkBody() as shared, None:
-                return shared.payload()
-            case None, None, DiskChunkBody(files=files):
+        named = (self.nccl, self.ipc, self.disk, self.engine_payload)
+        match [one for one in named if one is not None]:
+            case [DiskChunkBody(files=files)]:
                 return DiskChunk(files)
+            case [(NcclChunkBody() | IpcChunkBody() | EnginePayloadChunkBody()) as sent]:
+                return sent.payload()
             case _:
-                raise fault("/source/session/chunk", "name one: nccl, ipc or disk")
+                raise fault("/source/session/chunk", _ONE_WAY)
 
 
 class CommitBody(Body):

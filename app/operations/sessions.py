@@ -10,6 +10,7 @@ from typing import Any
 from app.clock import Clock
 from app.domain.commands import UpdateWeights, check_revision, command_of
 from app.domain.engine import Engine
+from app.domain.engine_payloads import EnginePayloadChunk
 from app.domain.errors import (
     ChadburnError,
     ChunkOutOfOrder,
@@ -22,7 +23,7 @@ from app.domain.idempotency import check_key
 from app.domain.kinds import OperationState
 from app.domain.operation import Actor, JsonObject, Operation, Progress
 from app.domain.transitions import Advanced, Continued, advance
-from app.domain.weight_sessions import Chunk, SessionStage, SessionWeights
+from app.domain.weight_sessions import Chunk, SessionStage, SessionWeights, Stage
 from app.ledger.errors import LedgerUnavailable, Superseded
 from app.ledger.ledger import Ledger
 from app.ledger.stages import StoredStage, Taken
@@ -199,7 +200,7 @@ class Sessions:
                 request.caller,
                 engine_id=request.engine_id,
                 operation_id=judged.operation.id,
-                detail={"stage": self._name(request)},
+                detail={"stage": self._name(request), **_payload(stage)},
             ),
         )
 
@@ -212,6 +213,14 @@ class Sessions:
         self._under_way.discard(task)
         if not task.cancelled():
             task.exception()  # audited; whoever waited may have left
+
+
+def _payload(stage: Stage) -> JsonObject:
+    """What is kept of a payload that the engine alone can read: its digest and size, no byte."""
+    if not isinstance(stage, Chunk) or not isinstance(stage.payload, EnginePayloadChunk):
+        return {}
+    sent = stage.payload
+    return {"payload_sha256": sent.sha256, "payload_bytes": sent.size_bytes}
 
 
 def is_staged(operation: Operation, index: int) -> bool:

@@ -14,6 +14,7 @@ from app.enginekit.runtime import RuntimeFault
 class Allowed:
     """Paths are those of the engine, which this process has to see too: it looks at what it orders.
     Without roots nothing is read, and without rules of `rendezvous` no trainer is met.
+    `pickled`: pass on what the engine unpickles, which may run whatever its writer put there.
     `unconfigured_release`: offer release also of an engine that was not started to give memory
     back, which is good for trying things out.
     """
@@ -22,6 +23,7 @@ class Allowed:
     rendezvous: tuple[RendezvousRule, ...] = ()
     lora_roots: tuple[Path, ...] = ()
     unconfigured_release: bool = False
+    pickled: bool = False
 
 
 def below(roots: Iterable[Path], named: str) -> Path:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from app.domain.capabilities import Capabilities
 from app.domain.commands import PauseAround, UpdateWeights
+from app.domain.engine_payloads import EnginePayloadChunk, EnginePayloadTransfer
 from app.domain.errors import ChunkOutOfOrder, InvalidArgument, UnsupportedOperation
 from app.domain.kinds import (
     CachePolicy,
@@ -52,11 +53,13 @@ SPECS = (
     TensorSpec("b", TensorDtype.FLOAT32, ()),
 )
 HANDLES = tuple(IpcHandle("", b"segment", 8 * number) for number in range(4))
+OWN = EnginePayloadTransfer("engine.own")
 GROUP = NcclTransfer(address="::1", port=29500, world_size=3, rank_offset=1)
 CAN = Capabilities(
     operations=frozenset({OperationKind.UPDATE_WEIGHTS}),
     weight_sources=frozenset({WeightSourceKind.SESSION}),
     weight_sessions=frozenset(WeightTransferBackend),
+    payload_formats=frozenset({"engine.own"}),
     cache_policies=frozenset(CachePolicy),
     components=frozenset({Component.TARGET}),
     pause_modes=frozenset(PauseMode),
@@ -74,6 +77,11 @@ payloads: st.SearchStrategy[Payload] = st.one_of(
         packed_buffers=st.integers(1, 8),
     ),
     spec_lists.map(lambda specs: IpcChunk(tuple(specs), HANDLES[:1] * len(specs) * 2)),
+    st.builds(
+        EnginePayloadChunk,
+        st.lists(st.binary(min_size=1), min_size=1, max_size=3).map(tuple),
+        st.none() | st.just("direct"),
+    ),
     st.builds(DiskChunk, st.integers(1, 4).map(lambda count: tuple(f"f{n}" for n in range(count)))),
 )
 stages: st.SearchStrategy[Stage] = st.one_of(
@@ -90,7 +98,7 @@ def test_a_stage_survives_json(stage: Stage) -> None:
     assert stage_of(json.loads(json.dumps(stage_document(stage)))) == stage
 
 
-@pytest.mark.parametrize("transfer", [DiskTransfer("/x"), IpcTransfer(), GROUP])
+@pytest.mark.parametrize("transfer", [DiskTransfer("/x"), IpcTransfer(), GROUP, OWN])
 @pytest.mark.parametrize("lease_ms", [None, 1])
 def test_a_begin_survives_json(transfer: Transfer, lease_ms: int | None) -> None:
     source = SessionWeights("s", transfer, lease_ms)
@@ -140,6 +148,17 @@ MALFORMED: list[tuple[Callable[[], object], str]] = [
     (lambda: DiskChunk(("a", "/etc/passwd")), "/source/session/chunk/disk/files/1"),
     (lambda: DiskChunk(("../a",)), "/source/session/chunk/disk/files/0"),
     (lambda: DiskChunk(("a\0",)), "/source/session/chunk/disk/files/0"),
+    (lambda: EnginePayloadTransfer("no format"), "/source/session/begin/engine_payload/format"),
+    (lambda: EnginePayloadChunk(()), "/source/session/chunk/engine_payload/parts"),
+    (
+        lambda: EnginePayloadChunk((b"x",) * 4097),
+        "/source/session/chunk/engine_payload/parts",
+    ),
+    (lambda: EnginePayloadChunk((b"x", b"")), "/source/session/chunk/engine_payload/parts/1"),
+    (
+        lambda: EnginePayloadChunk((b"x",), "two words"),
+        "/source/session/chunk/engine_payload/load_format",
+    ),
     (lambda: Chunk(-1, DiskChunk(("a",))), "/source/session/chunk/index"),
     (lambda: Chunk(MAX_CHUNKS, DiskChunk(("a",))), "/source/session/chunk/index"),
     (lambda: AbortSession("a\nb"), "/source/session/abort/reason"),
@@ -169,7 +188,7 @@ def _begin(source: SessionWeights) -> UpdateWeights:
 
 
 def test_only_what_is_advertised_begins() -> None:
-    for transfer in (GROUP, IpcTransfer(), DiskTransfer("/x")):
+    for transfer in (GROUP, IpcTransfer(), DiskTransfer("/x"), OWN):
         command = _begin(SessionWeights("s", transfer))
         command.check_supported(CAN)
         others = CAN.weight_sessions - {transfer.kind}
@@ -177,6 +196,20 @@ def test_only_what_is_advertised_begins() -> None:
             command.check_supported(replace(CAN, weight_sessions=others))
         with pytest.raises(UnsupportedOperation):
             command.check_supported(replace(CAN, weight_sources=frozenset()))
+
+
+def test_a_payload_is_in_a_format_of_the_engine() -> None:
+    command = _begin(SessionWeights("s", EnginePayloadTransfer("another")))
+    with pytest.raises(UnsupportedOperation):
+        command.check_supported(CAN)
+
+
+def test_what_tells_payloads_apart_and_never_shows_one() -> None:
+    chunk = EnginePayloadChunk((b"secret", b"bytes"))
+    assert (chunk.size_bytes, len(chunk.sha256)) == (11, 64)
+    assert chunk.sha256 == EnginePayloadChunk((b"secret", b"bytes"), "direct").sha256
+    assert chunk.sha256 != EnginePayloadChunk((b"secretbytes",)).sha256
+    assert "secret" not in repr(chunk)
 
 
 def test_the_group_has_room_for_the_engine() -> None:

@@ -285,8 +285,11 @@ class Sglang:
     ) -> str:
         await self._uninterrupted()
         self._in_session("update_weights_from_tensor")
-        if not payloads or load_format is not None:
+        if not payloads:
             raise Death("no payload of this rank")
+        # What a flattened bucket looks like inside is left out: it is read as a list of tensors.
+        if load_format not in (None, "direct", "flattened_bucket"):
+            raise Death(f"Unknown load_format={load_format}")
         try:
             tensors = tensors_in(payloads[0])
             shared = b"rebuild_storage_filename" in base64.b64decode(payloads[0])
@@ -464,6 +467,11 @@ def tensors_in(payload: str) -> dict[str, tuple[Form, str]]:
     """Raises whatever comes of reading garbage."""
     found = _Storages(io.BytesIO(base64.b64decode(payload, validate=True))).load()
     return {
-        name: ((storage, tuple(size)), hashlib.sha256(content).hexdigest()[:16])
+        name: ((storage, tuple(size)), hashlib.sha256(_bytes(content)).hexdigest()[:16])
         for name, ((storage, content), size) in found
     }
+
+
+def _bytes(content: bytes | str) -> bytes:
+    """Of what lies in shared memory its name stands for it."""
+    return content if isinstance(content, bytes) else content.encode()

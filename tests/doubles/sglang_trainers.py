@@ -139,3 +139,49 @@ async def nemo_rl(wire: Wire) -> None:
     await wire.checked("release_memory_occupation", {"tags": tags})
     for tag in tags:
         await wire.checked("resume_memory_occupation", {"tags": [tag]})
+
+
+# ---- tensors that the trainer has pickled ----
+
+
+async def verl_by_tensors(wire: Wire, version: str, buckets: Sequence[list[str]]) -> None:
+    """On the same devices: all memory given up while it trains, weights taken back and filled by
+    buckets, each sent again where no answer came in time, then the rest."""
+    await wire.checked("release_memory_occupation", {"tags": ["kv_cache", "weights"]})
+    await wire.checked("resume_memory_occupation", {"tags": ["weights"]})
+    for bucket in buckets:
+        body = {
+            "serialized_named_tensors": bucket,
+            "load_format": "flattened_bucket",
+            "flush_cache": False,
+            "weight_version": version,
+        }
+        await wire.checked("update_weights_from_tensor", body)
+    await wire.checked("resume_memory_occupation", {"tags": ["kv_cache"]})
+    await _flushed(wire)
+
+
+async def slime_by_tensors(wire: Wire, version: str, buckets: Sequence[list[str]]) -> str:
+    """Under a pause of its own. The version that it reads afterwards."""
+    await _does(wire, "pause_generation", {})
+    await _flushed(wire)
+    for bucket in buckets:
+        body = {
+            "serialized_named_tensors": bucket,
+            "load_format": "flattened_bucket",
+            "flush_cache": False,
+            "weight_version": version,
+        }
+        await _does(wire, "update_weights_from_tensor", body)
+    await _does(wire, "continue_generation", {})
+    answer = (await wire.get("get_weight_version")).raise_for_status()
+    return str(answer.json()["weight_version"])
+
+
+async def by_tensors_in_bounds(wire: Wire, version: str, buckets: Sequence[list[str]]) -> None:
+    """As clients of 0.5.23 do: an update says where it begins and ends."""
+    await _does(wire, "begin_weight_update", {"selector": "all"})
+    for bucket in buckets:
+        body = {"serialized_named_tensors": bucket, "weight_version": version}
+        await _does(wire, "update_weights_from_tensor", body)
+    await _does(wire, "end_weight_update", {})

@@ -166,6 +166,14 @@ def test_callers_that_send_no_token_are_told() -> None:
     ]
 
 
+def test_engines_that_unpickle_are_told() -> None:
+    named = {"engines": ("a",)}, {"labels": {"pool": "rl"}}
+    assert codes(engine_payloads=named) == [
+        ("ENGINE_PAYLOADS_ON", 'engine_payloads {"engines": ["a"]}'),
+        ("ENGINE_PAYLOADS_ON", 'engine_payloads {"labels": {"pool": ["rl"]}}'),
+    ]
+
+
 def test_their_listeners_are_told(run: Run, tmp_path: Path) -> None:
     config, secret = tmp_path / "gateway.toml", tmp_path / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef")

@@ -133,6 +133,8 @@ def _not_offered(trial: Trial) -> Iterator[Any]:
     if trial.offers(K.ADMIN_OPERATION_KIND_UPDATE_WEIGHTS):
         for source in _others(pb.WeightSourceKind, profile.weight_sources):
             yield orders.load(**sources.of(source, trial.profile.world_size))
+        if pb.WEIGHT_SOURCE_KIND_SESSION in profile.weight_sources:
+            yield orders.load(session=sources.unknown_payload())
         for policy in _others(pb.CachePolicy, profile.cache_policies):
             yield orders.update("/nowhere", cache_policy=policy)
         for component in _others(pb.Component, profile.components):

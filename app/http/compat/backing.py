@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from app.domain.capabilities import Capabilities
+from app.domain.engine_payloads import SGLANG_TENSORS
 from app.domain.kinds import (
     CacheKind,
     Component,
@@ -66,6 +67,16 @@ def updates_by_disk(can: Capabilities) -> bool:
 def updates_by_group(can: Capabilities) -> bool:
     ordered = OperationKind.UPDATE_WEIGHTS in can.operations
     return pauses(can) and ordered and WeightTransferBackend.NCCL in ways(can)
+
+
+def updates_by_payload(can: Capabilities) -> bool:
+    ordered = OperationKind.UPDATE_WEIGHTS in can.operations
+    offered = WeightTransferBackend.ENGINE_PAYLOAD in ways(can)
+    return pauses(can) and ordered and offered and SGLANG_TENSORS in can.payload_formats
+
+
+def updates_in_pieces(can: Capabilities) -> bool:
+    return updates_by_group(can) or updates_by_payload(can)
 
 
 def profiles(can: Capabilities) -> bool:

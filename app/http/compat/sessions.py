@@ -3,10 +3,12 @@ caller are found by the ledger, so any gateway takes any of them."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import cast
 
 from app.domain.commands import UpdateWeights, command_of
+from app.domain.engine_payloads import EnginePayloadChunk
 from app.domain.errors import ChunkOutOfOrder, EngineBusy, SessionClosed
 from app.domain.kinds import Component, OperationKind, OperationState
 from app.domain.operation import Operation
@@ -102,6 +104,34 @@ async def take_piece(call: CompatCall, found: OpenSession, payload: Payload) -> 
             continue  # another piece of this caller's was taken meanwhile
     seen = await call.until(operation, lambda one: is_staged(one, index))
     if not is_staged(seen, index):
+        raise OrderFailed(seen)
+
+
+async def take_once(call: CompatCall, found: OpenSession, payload: EnginePayloadChunk) -> None:
+    """As `take_piece`, of what the engine must not be sent twice: the very same as any earlier one
+    of the session is that one sent again, whichever gateway took it."""
+    stages = call.house.ledger.stages
+    named = f"{found.operation.id} {payload.sha256}"
+    while True:
+        taken = await stages.taken(found.operation.id)
+        request = StageRequest(
+            engine_id=call.engine.id,
+            command=SessionStage(found.session_id, Chunk(taken.chunks, payload)),
+            actor=call.actor,
+            caller=caller_of(call.request, call.who, call.note),
+            key=f"{call.layer}-{hashlib.sha256(named.encode()).hexdigest()}",
+            fingerprint=payload.sha256,
+        )
+        try:
+            accepted = await call.house.sessions.go_on(request)
+            break
+        except ChunkOutOfOrder:
+            continue  # another piece of this caller's was taken meanwhile
+    index = taken.chunks
+    if not accepted.fresh:  # it is among those that were taken by now
+        index = (await stages.taken(found.operation.id)).chunks - 1
+    seen = await call.until(accepted.operation, lambda one: is_staged(one, index))
+    if not is_staged(seen, index) and seen.state is not OperationState.SUCCEEDED:
         raise OrderFailed(seen)
 
 

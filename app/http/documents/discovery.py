@@ -37,6 +37,7 @@ class CapabilitiesDocument(BaseModel):
     drain_rules: list[str]
     weight_sources: list[str]
     weight_sessions: list[str]
+    payload_formats: list[str] = Field(description="Of sessions by `engine_payload`")
     cache_policies: list[str]
     components: list[str]
     profiler_kinds: list[str]
@@ -60,6 +61,7 @@ class CapabilitiesDocument(BaseModel):
             drain_rules=sorted(can.drain_rules),
             weight_sources=sorted(can.weight_sources),
             weight_sessions=sorted(can.weight_sessions),
+            payload_formats=sorted(can.payload_formats),
             cache_policies=sorted(can.cache_policies),
             components=sorted(can.components),
             profiler_kinds=sorted(can.profiler_kinds),

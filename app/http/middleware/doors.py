@@ -27,7 +27,7 @@ PROBES = frozenset({"/healthz", "/readyz"})
 
 _UPDATE = re.compile(
     r"/v1/engines/[^/]+/update-weights|/compat/vllm/[^/]+/update_weights"
-    r"|/compat/sglang/[^/]+/update_weights_from_distributed"
+    r"|/compat/sglang/[^/]+/update_weights_from_(distributed|tensor)"
 )
 _TOKEN_NAMES = frozenset(
     {"access_token", "token", "bearer", "bearer_token", "authorization", "auth", "id_token", "jwt"}

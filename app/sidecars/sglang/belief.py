@@ -41,11 +41,17 @@ HOLDS = {
 }
 
 
+PAYLOADS_REMEMBERED = 1024
+"""Some updates of a large model, and more than a client sends again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belief:
     """`released`: tags that were released and not resumed. `doubtful`: whether those of an order
     that got no answer are away, nobody knows. `session`: an update was begun and not ended.
-    `models` and `root` are the ones it was started with; both change with an update from disk."""
+    `payloads`: digests of those that it was sent and that it must not be sent again, the latest
+    last. `models` and `root` are the ones it was started with; both change with an update from
+    disk."""
 
     paused: PauseMode | None = None
     hold: Hold | None = None
@@ -53,6 +59,7 @@ class Belief:
     doubtful: bool = False
     weights: WeightsState = WeightsState.VALID
     session: bool = False
+    payloads: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     root: str = ""
 
@@ -120,6 +127,7 @@ class Belief:
             "doubtful": self.doubtful,
             "weights": self.weights.value,
             "session": self.session,
+            "payloads": list(self.payloads),
             "models": list(self.models),
             "root": self.root,
         }
@@ -138,6 +146,8 @@ class Belief:
                 doubtful=bool(document["doubtful"]),
                 weights=WeightsState(document["weights"]),
                 session=bool(document["session"]),
+                # Not there in notes of releases that passed none on.
+                payloads=tuple(str(one) for one in document.get("payloads", ())),
                 models=tuple(str(name) for name in document["models"]),
                 root=str(document["root"]),
             )

@@ -96,15 +96,7 @@ class Group(Updating):
 
     async def end(self) -> None:
         """The update is whole. Raises RuntimeFault."""
-        await self.engine.end(within_s=self.left_s)
-        if self.flushes and not await self.engine.flush():
-            raise RuntimeFault("CACHE_IN_USE", "the engine did not empty its cache")
-        await self.send(
-            "/update_weight_version",
-            # By default it ends every request that runs.
-            {"new_version": self.command.weight_version, "abort_all_requests": False},
-        )
-        await self.finish()
+        await self.complete()
         if not self._there:
             self._left = await self._leave()
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.domain.capabilities import Capabilities
+from app.domain.engine_payloads import SGLANG_TENSORS
 from app.domain.kinds import (
     CacheKind,
     CachePolicy,
@@ -29,6 +30,7 @@ from app.sidecars.sglang.discovery import Discovered
 _LORAS = ("/load_lora_adapter", "/unload_lora_adapter")
 _MEMORY = ("/release_memory_occupation", "/resume_memory_occupation")
 _SESSION = ("/begin_weight_update", "/end_weight_update")
+_PAYLOADS = (*_SESSION, "/update_weights_from_tensor", "/update_weight_version")
 _GROUP = ("/init_weights_update_group", "/update_weights_from_distributed",
           "/destroy_weights_update_group", "/update_weight_version")  # fmt: skip
 
@@ -59,6 +61,7 @@ class Offer:
             operations |= {OperationKind.RELEASE_RESOURCES, OperationKind.RESTORE_RESOURCES}
         sources = self._sources() if pauses else frozenset()
         sessions = self._sessions() if pauses else frozenset()
+        by_payload = WeightTransferBackend.ENGINE_PAYLOAD in sessions
         updates = bool(sources or sessions)
         if updates:
             operations.add(OperationKind.UPDATE_WEIGHTS)
@@ -88,6 +91,7 @@ class Offer:
             drain_rules=frozenset({DrainRule.WAIT, DrainRule.ABORT}),
             weight_sources=sources,
             weight_sessions=sessions,
+            payload_formats=frozenset({SGLANG_TENSORS}) if by_payload else frozenset(),
             cache_policies=frozenset(CachePolicy) if updates else frozenset(),
             components=self._components() if updates else frozenset(),
             profiler_kinds=frozenset({ProfilerKind.TORCH}) if profiles else frozenset(),
@@ -136,9 +140,14 @@ class Offer:
         return frozenset(sources)
 
     def _sessions(self) -> frozenset[str]:
-        """Not by IPC: what the engine takes there is a pickle of the trainer's own."""
-        broadcast = WeightSourceKind.DISTRIBUTED in self._sources()
-        return frozenset({WeightTransferBackend.NCCL}) if broadcast else frozenset()
+        """Not by IPC: what the engine takes there are sockets of the trainer's own."""
+        found, ways = self.found, set[str]()
+        if WeightSourceKind.DISTRIBUTED in self._sources():
+            ways.add(WeightTransferBackend.NCCL)
+        single = found.data_parallel_size == found.pipeline_parallel_size == 1
+        if self.allowed.pickled and single and not found.locked and found.has(*_PAYLOADS):
+            ways.add(WeightTransferBackend.ENGINE_PAYLOAD)
+        return frozenset(ways)
 
     def _components(self) -> frozenset[str]:
         draft = self.found.draft_root

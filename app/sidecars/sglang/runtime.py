@@ -18,6 +18,7 @@ from app.domain.commands import (
     UnloadLora,
     UpdateWeights,
 )
+from app.domain.engine_payloads import EnginePayloadTransfer
 from app.domain.kinds import OperationKind
 from app.domain.weight_sessions import Chunk, NcclTransfer, SessionWeights
 from app.domain.weight_sources import (
@@ -48,6 +49,7 @@ from app.sidecars.sglang.group_orders import CarriedBroadcast, CarriedSession
 from app.sidecars.sglang.joining import join_group
 from app.sidecars.sglang.memory_orders import CarriedRelease, CarriedRestore
 from app.sidecars.sglang.offer import Offer
+from app.sidecars.sglang.payload_orders import CarriedPayloads
 from app.sidecars.sglang.profiling import Profiling
 from app.sidecars.sglang.reconfiguring import CarriedReconfiguring
 from app.sidecars.sglang.serving_orders import CarriedFlush, CarriedPause, CarriedResume
@@ -157,6 +159,8 @@ class SglangRuntime(CarryingRuntime):
                 return CarriedBroadcast(order, command, self._engine, way)
             case SessionWeights(transfer=NcclTransfer() as way):
                 return CarriedSession(order, command, self._engine, way)
+            case SessionWeights(transfer=EnginePayloadTransfer()):
+                return CarriedPayloads(order, command, self._engine)
         raise RuntimeFault("UNSUPPORTED_OPERATION", "weights are not taken in this way")
 
     # ---- profiles ----

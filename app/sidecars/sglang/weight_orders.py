@@ -52,7 +52,7 @@ class Updating(Carried):
         self._untouched = False
         self._evidence: tuple[RankEvidence, ...] = ()
         self._flushed: tuple[Flushed, ...] = ()
-        self._same = False
+        self.unchanged = False
 
     @property
     def left_s(self) -> float:
@@ -126,6 +126,18 @@ class Updating(Carried):
             raise
         return answer
 
+    async def complete(self) -> None:
+        """All pieces are in the model. Raises RuntimeFault."""
+        await self.engine.end(within_s=self.left_s)
+        if self.flushes and not await self.engine.flush():
+            raise RuntimeFault("CACHE_IN_USE", "the engine did not empty its cache")
+        await self.send(
+            "/update_weight_version",
+            # By default it ends every request that runs.
+            {"new_version": self.command.weight_version, "abort_all_requests": False},
+        )
+        await self.finish()
+
     async def finish(self) -> None:
         """All is sent: read back what can be. Raises RuntimeFault."""
         engine = self.engine
@@ -134,7 +146,7 @@ class Updating(Carried):
         if self.flushes:
             self._flushed = emptied()
         after = await self._read_sums()
-        self._same = bool(after) and after == self._sums
+        self.unchanged = bool(after) and after == self._sums
         if set(after) == set(range(engine.found.world_size)):
             self._evidence = tuple(
                 RankEvidence(rank, len(sums), self.size_bytes, digest_of(sums))
@@ -153,7 +165,7 @@ class Updating(Carried):
         return Conclusion(
             evidence=self._evidence,
             flushed=self._flushed,
-            warnings=(_SAME_SUMS,) if self._same else (),
+            warnings=(_SAME_SUMS,) if self.unchanged else (),
         )
 
     async def _read_sums(self) -> dict[int, dict[str, str]]:

@@ -50,6 +50,7 @@ async def served(
     dialect: dict[str, Any] | None = None,
     patience: Patience = PATIENCE,
     look_s: float = 0.1,
+    pickled: bool = False,
     **options: Any,
 ) -> AsyncIterator[Served]:
     root, profiles = tmp_path / "weights", tmp_path / "profiles"
@@ -59,6 +60,7 @@ async def served(
         weights_roots=(root,),
         lora_roots=(root,),
         rendezvous=(RendezvousRule.parse("127.0.0.0/8:1-65535"),),
+        pickled=pickled,
     )
     own = SglangDialect(profile_root=profiles, stale_s=0.5, **(dialect or {}))
     async with (

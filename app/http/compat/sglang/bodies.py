@@ -116,6 +116,15 @@ class DistributedBody(Body):
     selector: Literal["target", "draft", "all"] = "all"
 
 
+class TensorBody(Body):
+    serialized_named_tensors: Annotated[tuple[str, ...], Field(min_length=1, max_length=4096)]
+    load_format: str | None = None
+    flush_cache: bool = True
+    abort_all_requests: bool = False
+    weight_version: str | None = None
+    selector: Literal["target", "draft", "all"] = "all"
+
+
 class VersionBody(Body):
     new_version: str
 

@@ -13,7 +13,8 @@ says that it was given up.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from typing import cast
 
 from app.domain.commands import AbortRequests, PauseAround, UnderPause, UpdateWeights
@@ -42,6 +43,7 @@ from app.domain.weight_sessions import (
     NcclChunk,
     NcclTransfer,
     SessionWeights,
+    Transfer,
     check_version,
 )
 from app.http.compat.announcements import Announced
@@ -133,13 +135,29 @@ async def piece(call: CompatCall, body: DistributedBody) -> None:
         check_version(body.weight_version, "/weight_version")
     found = await open_session_of(call)
     if found is None:
-        await _begin_with(call, body, payload)
+        known = await _announced(call)
+        transfer = None if known is None else known.transfer
+        if not isinstance(transfer, NcclTransfer) or transfer.group != body.group_name:
+            raise WouldHarm("there is no such group: call init_weights_update_group first")
+        first = Beginning(
+            transfer=transfer,
+            selector=body.selector,
+            weight_version=body.weight_version,
+            flush_cache=body.flush_cache,
+            abort_all_requests=body.abort_all_requests,
+            take=lambda begun: take_piece(call, begun, payload),
+        )
+        await begin_with(call, first)
         return
     if not isinstance(found.transfer, NcclTransfer) or found.transfer.group != body.group_name:
         raise WouldHarm("the pieces of one update come by one group")
-    if body.weight_version not in (None, found.update.weight_version):
-        raise WouldHarm("the pieces of one update have one version")
+    refuse_another_version(found, body.weight_version)
     await take_piece(call, found, payload)
+
+
+def refuse_another_version(found: OpenSession, version: str | None) -> None:
+    if version not in (None, found.update.weight_version):
+        raise WouldHarm("the pieces of one update have one version")
 
 
 async def commit(call: CompatCall, found: OpenSession) -> None:
@@ -206,35 +224,49 @@ def cache_policy_of(call: CompatCall, facts: EngineFacts, *, flush: bool) -> Cac
     return CachePolicy.KEEP if keeps else CachePolicy.FLUSH
 
 
-async def _begin_with(call: CompatCall, body: DistributedBody, payload: NcclChunk) -> None:
-    """With its first piece."""
-    known = await _announced(call)
-    transfer = None if known is None else known.transfer
-    if known is None or not isinstance(transfer, NcclTransfer) or transfer.group != body.group_name:
-        raise WouldHarm("there is no such group: call init_weights_update_group first")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What a first piece says of its update."""
+
+    transfer: Transfer
+    selector: str
+    weight_version: str | None
+    flush_cache: bool
+    abort_all_requests: bool
+    take: Callable[[OpenSession], Awaitable[None]]
+
+
+async def begin_with(call: CompatCall, first: Beginning) -> None:
+    """An update with its first piece."""
+    known = call.house.announcements.of(call.engine.id, call.actor)
+    bounded = None if known is None else known.selector
     facts = await call.facts()
-    if known.selector is None and facts.admission is Admission.OPEN:
+    if bounded is None and facts.admission is Admission.OPEN:
         raise WouldHarm("pause the engine, or call begin_weight_update, before weights are sent")
-    way = _SINGLE if known.selector is None else _BOUNDED
+    way = _SINGLE if bounded is None else _BOUNDED
+    named = f"{call.layer}-{way}-{call.house.new_id()}"
     command = UpdateWeights(
-        source=SessionWeights(f"{call.layer}-{way}-{call.house.new_id()}", transfer, LEASE_MS),
-        weight_version=body.weight_version or facts.weights.version or UNNAMED,
-        cache_policy=cache_policy_of(call, facts, flush=body.flush_cache),
-        admission=await admission_of(call, facts, abort_all=body.abort_all_requests),
-        components=_components(call, known.selector or body.selector),
+        source=SessionWeights(named, first.transfer, LEASE_MS),
+        weight_version=first.weight_version or facts.weights.version or UNNAMED,
+        cache_policy=cache_policy_of(call, facts, flush=first.flush_cache),
+        admission=await admission_of(call, facts, abort_all=first.abort_all_requests),
+        components=_components(call, bounded or first.selector),
     )
     try:
         found = await begin_session(call, command)
-        await take_piece(call, found, payload)
+        await first.take(found)
     except ChadburnError as refused:
         around = command.admission
         if not isinstance(around, PauseAround) or not await _wants_a_pause(call, refused):
             raise
-        await _begin_paused(call, command, around.mode, payload)
+        await _begin_paused(call, command, around.mode, first.take)
 
 
 async def _begin_paused(
-    call: CompatCall, command: UpdateWeights, mode: PauseMode, payload: NcclChunk
+    call: CompatCall,
+    command: UpdateWeights,
+    mode: PauseMode,
+    take: Callable[[OpenSession], Awaitable[None]],
 ) -> None:
     """Some engines join and receive only while they are paused, and no update pauses for that."""
     await call.give(pause_of(call, mode), "pause")
@@ -244,7 +276,7 @@ async def _begin_paused(
     try:
         under = replace(command, source=anew, admission=UnderPause(epoch))
         found = await begin_session(call, under, "start paused")
-        await take_piece(call, found, payload)
+        await take(found)
     except OutcomeUnknown:
         raise
     except ChadburnError:

@@ -11,7 +11,7 @@ from app.http.compat import answers, backing
 from app.http.compat import works as common
 from app.http.compat.rows import Row, Table, nothing, refuse
 from app.http.compat.sglang import answers as own
-from app.http.compat.sglang import bodies, info, memory, pieces, weights, works
+from app.http.compat.sglang import bodies, info, memory, payloads, pieces, weights, works
 from app.http.compat.sglang.bodies import body_of
 from app.http.compat.sglang.shapes import Style, shape_of
 
@@ -21,8 +21,8 @@ _WEIGHTS = (Scope.WEIGHTS,)
 _READ = (Scope.READ,)
 _MEMORY = (Scope.PAUSE, Scope.RESOURCES)
 _PICKLED = (
-    "This gateway passes no pickled payload on to an engine. Weights come from a checkpoint on "
-    "disk, or from a process group."
+    "There is no order of this gateway for what is pickled here, and nothing is passed on unread. "
+    "Adapters come from a folder; weights from a checkpoint on disk, or from a process group."
 )
 _NO_ORDER = "There is no order of this gateway for that, and nothing is passed on unread."
 
@@ -109,7 +109,7 @@ _ORDERS: tuple[Row, ...] = (
     Row(
         path="/begin_weight_update",
         scopes=_WEIGHTS,
-        backed=backing.updates_by_group,
+        backed=backing.updates_in_pieces,
         read=body_of(bodies.BeginBody),
         act=pieces.begin,
         say=answers.said(success=True, message="Success"),
@@ -125,9 +125,19 @@ _ORDERS: tuple[Row, ...] = (
         failing=Style.SUCCESS,
     ),
     Row(
+        path="/update_weights_from_tensor",
+        # Refused with a reason where it is off, which the scopes of a row would come before.
+        scopes=(),
+        backed=backing.always,
+        read=lambda asked: asked,
+        act=payloads.tensors,
+        say=answers.said(success=True, message="Success"),
+        failing=Style.SUCCESS,
+    ),
+    Row(
         path="/end_weight_update",
         scopes=_WEIGHTS,
-        backed=backing.updates_by_group,
+        backed=backing.updates_in_pieces,
         read=body_of(bodies.EndBody),
         act=weights.end,
         say=answers.said(success=True, message="Success"),
@@ -245,7 +255,6 @@ _REFUSED: tuple[Row, ...] = tuple(
             _PICKLED,
             ("POST",),
             (
-                "/update_weights_from_tensor",
                 "/update_weights_from_ipc",
                 "/load_lora_adapter_from_tensors",
             ),

@@ -274,6 +274,7 @@ class _WeightTransferBackendEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[
     WEIGHT_TRANSFER_BACKEND_NCCL: _WeightTransferBackend.ValueType  # 1
     WEIGHT_TRANSFER_BACKEND_IPC: _WeightTransferBackend.ValueType  # 2
     WEIGHT_TRANSFER_BACKEND_DISK: _WeightTransferBackend.ValueType  # 3
+    WEIGHT_TRANSFER_BACKEND_ENGINE_PAYLOAD: _WeightTransferBackend.ValueType  # 4
 
 class WeightTransferBackend(_WeightTransferBackend, metaclass=_WeightTransferBackendEnumTypeWrapper): ...
 
@@ -281,6 +282,7 @@ WEIGHT_TRANSFER_BACKEND_UNSPECIFIED: WeightTransferBackend.ValueType  # 0
 WEIGHT_TRANSFER_BACKEND_NCCL: WeightTransferBackend.ValueType  # 1
 WEIGHT_TRANSFER_BACKEND_IPC: WeightTransferBackend.ValueType  # 2
 WEIGHT_TRANSFER_BACKEND_DISK: WeightTransferBackend.ValueType  # 3
+WEIGHT_TRANSFER_BACKEND_ENGINE_PAYLOAD: WeightTransferBackend.ValueType  # 4
 Global___WeightTransferBackend: _TypeAlias = WeightTransferBackend  # noqa: Y015
 
 class _CollectiveBackend:
@@ -1196,6 +1198,30 @@ class DiskTransfer(_message.Message):
 Global___DiskTransfer: _TypeAlias = DiskTransfer  # noqa: Y015
 
 @_typing.final
+class EnginePayloadTransfer(_message.Message):
+    """What the engine's own serializer has written, for the engine alone to read. Offered only where
+    whoever runs the engine has allowed it, since reading one may run what its writer put there.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: _builtins.int
+    format: _builtins.str
+    """One of AdminProfile.payload_formats."""
+    def __init__(
+        self,
+        *,
+        format: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnginePayloadTransfer: _TypeAlias = EnginePayloadTransfer  # noqa: Y015
+
+@_typing.final
 class NcclChunk(_message.Message):
     """What is broadcast next, once every rank has said that it takes part."""
 
@@ -1289,6 +1315,36 @@ class IpcChunk(_message.Message):
 Global___IpcChunk: _TypeAlias = IpcChunk  # noqa: Y015
 
 @_typing.final
+class EnginePayloadChunk(_message.Message):
+    """Never sent to the engine twice: what it names may be gone after one reading."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    LOAD_FORMAT_FIELD_NUMBER: _builtins.int
+    load_format: _builtins.str
+    """In the engine's own words."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """One for each rank that the engine deals them out to; none is empty."""
+
+    def __init__(
+        self,
+        *,
+        parts: _abc.Iterable[_builtins.bytes] | None = ...,
+        load_format: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_load_format", b"_load_format", "load_format", b"load_format"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_load_format", b"_load_format", "load_format", b"load_format", "parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__load_format: _TypeAlias = _typing.Literal["load_format"]  # noqa: Y015
+    _WhichOneofArgType__load_format: _TypeAlias = _typing.Literal["_load_format", b"_load_format"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__load_format) -> _WhichOneofReturnType__load_format | None: ...
+
+Global___EnginePayloadChunk: _TypeAlias = EnginePayloadChunk  # noqa: Y015
+
+@_typing.final
 class DiskChunk(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1318,6 +1374,7 @@ class WeightSessionBegin(_message.Message):
     NCCL_FIELD_NUMBER: _builtins.int
     IPC_FIELD_NUMBER: _builtins.int
     DISK_FIELD_NUMBER: _builtins.int
+    ENGINE_PAYLOAD_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     """Without a call for this long the session aborts itself; a repeated call counts. Absent: the
     engine's default. It no longer holds once COMMIT is accepted.
@@ -1328,6 +1385,8 @@ class WeightSessionBegin(_message.Message):
     def ipc(self) -> Global___IpcTransfer: ...
     @_builtins.property
     def disk(self) -> Global___DiskTransfer: ...
+    @_builtins.property
+    def engine_payload(self) -> Global___EnginePayloadTransfer: ...
     def __init__(
         self,
         *,
@@ -1335,14 +1394,15 @@ class WeightSessionBegin(_message.Message):
         nccl: Global___NcclTransfer | None = ...,
         ipc: Global___IpcTransfer | None = ...,
         disk: Global___DiskTransfer | None = ...,
+        engine_payload: Global___EnginePayloadTransfer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_ms", b"_lease_ms", "disk", b"disk", "ipc", b"ipc", "lease_ms", b"lease_ms", "nccl", b"nccl", "transfer", b"transfer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_ms", b"_lease_ms", "disk", b"disk", "engine_payload", b"engine_payload", "ipc", b"ipc", "lease_ms", b"lease_ms", "nccl", b"nccl", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_ms", b"_lease_ms", "disk", b"disk", "ipc", b"ipc", "lease_ms", b"lease_ms", "nccl", b"nccl", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_ms", b"_lease_ms", "disk", b"disk", "engine_payload", b"engine_payload", "ipc", b"ipc", "lease_ms", b"lease_ms", "nccl", b"nccl", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lease_ms: _TypeAlias = _typing.Literal["lease_ms"]  # noqa: Y015
     _WhichOneofArgType__lease_ms: _TypeAlias = _typing.Literal["_lease_ms", b"_lease_ms"]  # noqa: Y015
-    _WhichOneofReturnType_transfer: _TypeAlias = _typing.Literal["nccl", "ipc", "disk"]  # noqa: Y015
+    _WhichOneofReturnType_transfer: _TypeAlias = _typing.Literal["nccl", "ipc", "disk", "engine_payload"]  # noqa: Y015
     _WhichOneofArgType_transfer: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lease_ms) -> _WhichOneofReturnType__lease_ms | None: ...
@@ -1359,6 +1419,7 @@ class WeightSessionChunk(_message.Message):
     NCCL_FIELD_NUMBER: _builtins.int
     IPC_FIELD_NUMBER: _builtins.int
     DISK_FIELD_NUMBER: _builtins.int
+    ENGINE_PAYLOAD_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """From 0, without a gap."""
     @_builtins.property
@@ -1367,6 +1428,8 @@ class WeightSessionChunk(_message.Message):
     def ipc(self) -> Global___IpcChunk: ...
     @_builtins.property
     def disk(self) -> Global___DiskChunk: ...
+    @_builtins.property
+    def engine_payload(self) -> Global___EnginePayloadChunk: ...
     def __init__(
         self,
         *,
@@ -1374,12 +1437,13 @@ class WeightSessionChunk(_message.Message):
         nccl: Global___NcclChunk | None = ...,
         ipc: Global___IpcChunk | None = ...,
         disk: Global___DiskChunk | None = ...,
+        engine_payload: Global___EnginePayloadChunk | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "ipc", b"ipc", "nccl", b"nccl", "payload", b"payload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "engine_payload", b"engine_payload", "ipc", b"ipc", "nccl", b"nccl", "payload", b"payload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "index", b"index", "ipc", b"ipc", "nccl", b"nccl", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "engine_payload", b"engine_payload", "index", b"index", "ipc", b"ipc", "nccl", b"nccl", "payload", b"payload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["nccl", "ipc", "disk"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["nccl", "ipc", "disk", "engine_payload"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
@@ -2981,6 +3045,7 @@ class AdminProfile(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FORMATS_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     REVISION_SOURCE_FIELD_NUMBER: _builtins.int
@@ -3022,6 +3087,10 @@ class AdminProfile(_message.Message):
     @_builtins.property
     def limits(self) -> Global___AdminLimits: ...
     @_builtins.property
+    def payload_formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of sessions by ENGINE_PAYLOAD."""
+
+    @_builtins.property
     def state(self) -> Global___AdminState: ...
     def __init__(
         self,
@@ -3041,6 +3110,7 @@ class AdminProfile(_message.Message):
         models: _abc.Iterable[_builtins.str] | None = ...,
         limits: Global___AdminLimits | None = ...,
         world_size: _builtins.int = ...,
+        payload_formats: _abc.Iterable[_builtins.str] | None = ...,
         instance_id: _builtins.str = ...,
         revision: _builtins.int = ...,
         revision_source: Global___RevisionSource.ValueType = ...,
@@ -3050,7 +3120,7 @@ class AdminProfile(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_kinds", b"cache_kinds", "cache_policies", b"cache_policies", "components", b"components", "drain_rules", b"drain_rules", "instance_id", b"instance_id", "limits", b"limits", "models", b"models", "new_requests", b"new_requests", "operations", b"operations", "pause_epoch", b"pause_epoch", "pause_modes", b"pause_modes", "profiler_kinds", b"profiler_kinds", "reconfigurable", b"reconfigurable", "release_epoch", b"release_epoch", "resources", b"resources", "revision", b"revision", "revision_source", b"revision_source", "state", b"state", "weight_sessions", b"weight_sessions", "weight_sources", b"weight_sources", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_kinds", b"cache_kinds", "cache_policies", b"cache_policies", "components", b"components", "drain_rules", b"drain_rules", "instance_id", b"instance_id", "limits", b"limits", "models", b"models", "new_requests", b"new_requests", "operations", b"operations", "pause_epoch", b"pause_epoch", "pause_modes", b"pause_modes", "payload_formats", b"payload_formats", "profiler_kinds", b"profiler_kinds", "reconfigurable", b"reconfigurable", "release_epoch", b"release_epoch", "resources", b"resources", "revision", b"revision", "revision_source", b"revision_source", "state", b"state", "weight_sessions", b"weight_sessions", "weight_sources", b"weight_sources", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
