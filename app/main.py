@@ -153,6 +153,7 @@ def posture_at(settings: Settings, engines: Iterable[Registration] | None = None
     found = posture_of(settings, _needs_of(create_app(settings)), engines)
     try:
         checked(settings)
+        sources_of(settings)
     except StartupRefused as refused:
         remark = Remark(DOES_NOT_START, "settings", refused.line)
         return replace(found, warnings=(remark, *found.warnings))

@@ -17,6 +17,7 @@ from app.discovery.house import Finding
 from app.discovery.kubernetes import Cluster, KubernetesSource, Persistence
 from app.domain.engine import Dialect, Member, TlsNames
 from app.finding import finding_of, sources_of
+from app.main import posture_at
 from app.observability.metrics import Metrics
 from app.settings import load_settings
 from app.startup import StartupRefused
@@ -373,6 +374,9 @@ async def test_a_pod_is_told_where_the_api_is(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(StartupRefused, match="set api_url: this process is in no pod"):
         found(gateway, path)
+    issuer = {"issuer": "https://login.test", "audience": "a"}
+    told = posture_at(load_settings(path, issuers=[issuer])).warnings
+    assert "DOES_NOT_START" in {one.code for one in told}
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     assert found(gateway, path).ok

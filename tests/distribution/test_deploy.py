@@ -17,6 +17,7 @@ import yaml
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from app.discovery.endpoints import Shape, engines_of
+from app.main import posture_at
 from app.settings import Settings, load_settings
 from app.startup import credentials_of, deadlines_of, issuers_of, reach_of
 from tests.backends.certificates import Authority
@@ -196,6 +197,18 @@ def test_the_gateway_understands_its_settings(
         "http": settings.port,
         "metrics": settings.metrics_port,
     }
+
+
+def test_what_is_open_is_what_the_page_says(
+    built: dict[str, list[Manifest]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    warnings = posture_at(loaded(built["overlays/production"])).warnings
+    codes = {one.code for one in warnings}
+    assert codes == {"METRICS_BEYOND_LOOPBACK", "WIDE_REACH", "CREDENTIAL_NOT_BOUND"}
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    assert all(f"`{code}`" in page for code in codes)
 
 
 def test_overlays_say_how_many(built: dict[str, list[Manifest]]) -> None:
