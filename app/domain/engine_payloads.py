@@ -24,6 +24,9 @@ _POINTER = "/source/session"
 _FORMAT = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
 _LOAD_FORMAT = re.compile(r"[\x21-\x7e]{1,256}")
 _MAX_PARTS = 4096
+# What a part takes in a message beside its bytes, and the message beside its parts.
+_PART_BYTES = 16
+_MESSAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,14 @@ class EnginePayloadChunk:
         """Of the SHA-256 of each part, so that no other division into parts has it."""
         whole = b"".join(hashlib.sha256(part).digest() for part in self.parts)
         return hashlib.sha256(whole).hexdigest()
+
+    def check_fits(self, limit_bytes: int) -> None:
+        """Whether it goes into one message of that size, 0: no limit is told. Raises
+        InvalidArgument."""
+        overhead = _MESSAGE_BYTES + _PART_BYTES * len(self.parts)
+        if limit_bytes and self.size_bytes + overhead > limit_bytes:
+            detail = f"are more than this engine takes in one message ({limit_bytes} bytes)"
+            raise fault(f"{_POINTER}/chunk/engine_payload/parts", detail)
 
     def document(self) -> dict[str, JsonValue]:
         return {

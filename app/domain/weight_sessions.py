@@ -403,8 +403,11 @@ class SessionStage:
         check_session_id(self.session_id)
 
     def check_supported(self, can: Capabilities) -> None:
-        """Raises UnsupportedOperation."""
-        _require(self.stage.payload.kind if isinstance(self.stage, Chunk) else None, can)
+        """Raises UnsupportedOperation, InvalidArgument."""
+        payload = self.stage.payload if isinstance(self.stage, Chunk) else None
+        _require(None if payload is None else payload.kind, can)
+        if isinstance(payload, EnginePayloadChunk):
+            payload.check_fits(can.limits.max_message_bytes)
 
     def check_fits(self, source: SessionWeights) -> None:
         """Raises InvalidArgument for a chunk that travels in another way than the session's."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.capabilities import Capabilities
+from app.domain.capabilities import Capabilities, Limits
 from app.domain.commands import PauseAround, UpdateWeights
 from app.domain.engine_payloads import EnginePayloadChunk, EnginePayloadTransfer
 from app.domain.errors import ChunkOutOfOrder, InvalidArgument, UnsupportedOperation
@@ -202,6 +202,14 @@ def test_a_payload_is_in_a_format_of_the_engine() -> None:
     command = _begin(SessionWeights("s", EnginePayloadTransfer("another")))
     with pytest.raises(UnsupportedOperation):
         command.check_supported(CAN)
+
+
+def test_a_payload_goes_into_one_message() -> None:
+    stage = SessionStage("s", Chunk(0, EnginePayloadChunk((b"x" * 1000,))))
+    stage.check_supported(CAN)
+    stage.check_supported(replace(CAN, limits=Limits(max_message_bytes=6000)))
+    with pytest.raises(InvalidArgument):
+        stage.check_supported(replace(CAN, limits=Limits(max_message_bytes=5000)))
 
 
 def test_what_tells_payloads_apart_and_never_shows_one() -> None:

@@ -36,6 +36,7 @@ async def tensors(call: CompatCall, asked: Asked) -> None:
     await rule.admit(call.request, call.engine)
     body = body_of(TensorBody)(asked)
     payload = EnginePayloadChunk(_parts(body), body.load_format)
+    payload.check_fits(call.can.limits.max_message_bytes)  # before an update begins with it
     if body.weight_version is not None:
         check_version(body.weight_version, "/weight_version")
     found = await open_session_of(call)
