@@ -13,6 +13,7 @@ from app.discovery.file import FileSource
 from app.discovery.follower import ISSUER, Follower, Rhythm
 from app.discovery.plan import LABEL
 from app.domain.errors import EngineExists
+from app.domain.kinds import OperationState
 from app.finding import finding_of, sources_of
 from app.ledger.values import AuditFilter
 from app.observability.metrics import Metrics
@@ -22,6 +23,7 @@ from tests.discovery.conftest import Told, audited, draft, follower, listing, re
 from tests.doubles.engine import running_engine
 from tests.enginekit.minimal_engine import until as released_by
 from tests.operations.gateway import CALLER, FLUSH, Gateway, until
+from tests.robustness.fault_proxy import fault_proxy
 
 pytestmark = pytest.mark.anyio
 
@@ -165,6 +167,30 @@ async def test_an_engine_stays_until_its_last_order_has_ended(
         assert problems(follows) == ()
     # Waiting was not written down as a refusal, time after time.
     assert [one[0] for one in await audited(gateway, "remove_engine")] == ["accepted"]
+
+
+async def test_an_engine_that_moves_keeps_the_order_that_runs(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    """As a pod that gets another address: the order is followed there, and given once."""
+    async with running_engine(tmp_path / "engine") as engine:
+        async with fault_proxy(engine.admin_address, 1) as here:
+            source = Told(listed=listing(draft("e1", here.address)))
+            follows = follower(gateway, source)
+            await follows.round()
+            await gateway.fleet.reread("e1", 5.0)
+            go = asyncio.Event()
+            engine.engine.script("prepare", released_by(go))
+            operation = await gateway.give(FLUSH)
+            await until(lambda: engine.orders)
+            source.listed = listing(draft("e1", engine.admin_address))
+            await follows.round()
+            here.cut()
+        go.set()
+        ended = await gateway.end_of(operation)
+        assert ended.state is OperationState.SUCCEEDED
+        assert len(engine.orders) == 1
+    assert (await registered(gateway))["e1"].generation == 2
 
 
 async def test_one_that_is_missing_for_a_moment_is_not_removed(gateway: Gateway) -> None:
