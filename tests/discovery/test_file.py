@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from app.discovery.engine_list import ListRefused, read_list
 from app.discovery.file import MAX_BYTES, FileSource
 from app.discovery.plan import LABEL
 from app.domain.engine import Dialect, Member, TlsNames
+from app.settings import load_settings
 
 ONE = """
 [[engines]]
@@ -75,6 +77,18 @@ def test_a_fault_says_where_it_is(content: str, fault: str) -> None:
 def test_broken_json_is_refused(content: bytes) -> None:
     with pytest.raises(ListRefused):
         read_list(content, is_json=True)
+
+
+def test_the_page_s_examples_are_right(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    lists = [one for one in examples if "[[engines]]" in one]
+    settings = [one for one in examples if "[[discovery]]" in one]
+    assert (len(lists), len(settings), len(examples)) == (1, 2, 3)
+    assert list(read_list(lists[0].encode(), is_json=False)) == ["torch-0"]
+    path = tmp_path / "chadburn.toml"
+    path.write_text("\n".join(settings))
+    assert [one.known_as for one in load_settings(path).discovery] == ["file", "kubernetes"]
 
 
 def test_what_was_whole_stays_while_the_file_is_not(tmp_path: Path) -> None:

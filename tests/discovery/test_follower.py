@@ -125,6 +125,16 @@ async def test_what_somebody_changes_by_hand_is_put_back(gateway: Gateway) -> No
     assert dict((await registered(gateway))["a"].labels) == {LABEL: "file"}
 
 
+async def test_what_somebody_removes_by_hand_comes_back(gateway: Gateway) -> None:
+    source = Told(listed=listing(draft("a")))
+    follows = follower(gateway, source)
+    await follows.round()
+    await gateway.fleet.remove("a", 1, CALLER)
+    await follows.round()
+    assert (await registered(gateway))["a"].generation == 2
+    assert problems(follows) == ()
+
+
 async def test_an_engine_out_of_reach_holds_back_no_other(gateway: Gateway) -> None:
     source = Told(listed=listing(draft("a", "10.1.2.3:1"), draft("b")))
     follows = follower(gateway, source, rhythm=Rhythm(whole_s=0, duty_s=600))
