@@ -103,7 +103,7 @@ class EventStream(EventSourceResponse):
             finally:
                 self._rooms.metrics.stream_closed()
 
-    async def _messages(self) -> AsyncIterator[ServerSentEvent]:
+    async def _messages(self) -> AsyncIterator[ServerSentEvent | bytes]:
         yield ServerSentEvent(comment="chadburn", retry=_RETRY_MS, sep=_SEP)
         opening: Opening | None = self._opening
         while opening is not None:
@@ -143,7 +143,7 @@ class EventStream(EventSourceResponse):
                     await anyio.sleep(_PAUSE_S)
                     fresh, events, horizon = [], (), position
                 for stored in fresh:
-                    yield self._event(stored)
+                    yield self._rooms.tail.spelled(stored, self._event)
                     if self._until_terminal and stored.event.type in TERMINAL_EVENTS:
                         return
                 position = max(position, horizon)
@@ -176,13 +176,14 @@ class EventStream(EventSourceResponse):
                 return "permission_lost"
         return None
 
-    def _event(self, stored: StoredEvent) -> ServerSentEvent:
-        return JSONServerSentEvent(
+    def _event(self, stored: StoredEvent) -> bytes:
+        said = JSONServerSentEvent(
             EventDocument.of(stored).model_dump(mode="json"),
             event=str(stored.event.type),
             id=cursor_text(self._rooms.ledger.identity, stored.position),
             sep=_SEP,
         )
+        return said.encode()
 
     def _said(self, said: Said) -> ServerSentEvent:
         at = said.position

@@ -22,6 +22,7 @@ from app.ledger.values import EventFilter, StoredEvent
 from app.observability.log import logger
 
 _PAUSE_S = 0.5
+_SPELLED = 512
 _EVERYTHING = EventFilter()
 _log = logger("chadburn.streams")
 
@@ -48,6 +49,7 @@ class Tail:
         self._gather_s = gather_s
         self._on_event = on_event
         self._kept: deque[StoredEvent] = deque(maxlen=kept)
+        self._spelled: dict[int, tuple[StoredEvent, bytes]] = {}
         self._begin = 0  # everything behind it, up to `position`, is in `_kept`
         self.position = 0
         self.turn = asyncio.Lock()
@@ -101,6 +103,17 @@ class Tail:
         except TimeoutError:
             return False
         return True
+
+    def spelled(self, stored: StoredEvent, spell: Callable[[StoredEvent], bytes]) -> bytes:
+        """As streams say it, spelled for the first of them and kept for the others."""
+        known = self._spelled.get(stored.position)
+        if known is not None and known[0] is stored:
+            return known[1]
+        text = spell(stored)
+        self._spelled[stored.position] = (stored, text)
+        if len(self._spelled) > _SPELLED:
+            del self._spelled[next(iter(self._spelled))]
+        return text
 
     def wake(self) -> None:
         """Let everyone who waits look again, though nothing has moved."""

@@ -223,8 +223,8 @@ class Fleet:
         # Another gateway on the same ledger may just have looked.
         half = timedelta(seconds=self._interval_s / 2)
         if not lookout.reading and (tried_at is None or self._clock.now() - tried_at > half):
-            lookout.read()
-        sample = asyncio.get_running_loop().create_task(lookout.sample_load())
+            lookout.read(engine)
+        sample = asyncio.get_running_loop().create_task(lookout.sample_load(engine))
         self._samples.add(sample)
         sample.add_done_callback(self._samples.discard)
 

@@ -72,20 +72,22 @@ class Lookout:
     def reading(self) -> bool:
         return bool(self._running)
 
-    def read(self, *, anew: bool = False) -> asyncio.Task[Reading]:
-        """Not to be cancelled by who waits for it. `anew`: one that begins now, for a caller who
-        knows that something has just changed; else one under way is joined."""
+    def read(self, engine: Engine | None = None, *, anew: bool = False) -> asyncio.Task[Reading]:
+        """Not to be cancelled by who waits for it. `engine`: as the ledger has just had it; None:
+        look. `anew`: one that begins now, for a caller who knows that something has just changed;
+        else one under way is joined."""
         if self._latest is None or self._latest.done() or anew:
-            task = asyncio.get_running_loop().create_task(self._read())
+            task = asyncio.get_running_loop().create_task(self._read(engine))
             self._running.add(task)
             task.add_done_callback(self._finished)
             self._latest = task
         return self._latest
 
-    async def sample_load(self) -> None:
-        """One entry of the history, if the engine answers."""
+    async def sample_load(self, engine: Engine) -> None:
+        """One entry of the history, if the engine answers. `engine`: as the ledger has just had
+        it."""
         try:
-            load = await self.load(READ_TIMEOUT_S)
+            load = await self.load(READ_TIMEOUT_S, engine)
         except ChadburnError:
             return
         now = self._clock.now()
@@ -133,8 +135,8 @@ class Lookout:
             raise UnknownEngine("there is no engine of that id")
         return engine
 
-    async def _read(self) -> Reading:
-        engine = await self._registered()
+    async def _read(self, engine: Engine | None) -> Reading:
+        engine = engine or await self._registered()
         # The moment of asking: of two readings the one asked for later is the newer one, however
         # long the answers took.
         asked_at = self._clock.now()

@@ -28,10 +28,12 @@ from tests.benchmarks import (
     costs,
     decoding,
     engine_orders,
+    fleets,
     long_ledger,
     orders,
     reads,
     streams,
+    watchers,
 )
 from tests.benchmarks.figures import Figure
 from tests.e2e.conftest import Bridge
@@ -77,6 +79,14 @@ def _costs(folder: Path) -> Iterator[Figure]:
     yield from asyncio.run(costs.figures(folder / "sqlite", "SQLite", None))
     with _postgres() as url:
         yield from asyncio.run(costs.figures(folder / "postgres", "PostgreSQL", url))
+
+
+def _watchers(folder: Path) -> list[Figure]:
+    return asyncio.run(watchers.figures(folder / "watchers"))
+
+
+def _fleet(folder: Path) -> list[Figure]:
+    return asyncio.run(fleets.figures(folder / "fleet"))
 
 
 def _engine_orders(folder: Path) -> list[Figure]:
@@ -227,6 +237,8 @@ _PARTS: dict[str, Callable[[Path], Iterable[Figure]]] = {
     "ledger": _ledger,
     "long-ledger": _long_ledger,
     "costs": _costs,
+    "watchers": _watchers,
+    "fleet": _fleet,
     "demo": lambda folder: _demo(folder / "demo"),
     "engine-orders": _engine_orders,
     "decoding": lambda folder: decoding.figures(folder / "decoding"),

@@ -41,20 +41,22 @@ class Plant:
         """What the gateway has used of processors until now, in user and system mode."""
         return cpu_s(self.gateway.pid)
 
-    def resident_bytes(self) -> int:
-        for line in Path(f"/proc/{self.gateway.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS"):
-                return int(line.split()[1]) * 1024
-        raise AssertionError("no VmRSS")
+    @property
+    def ready_file(self) -> Path:
+        return self.gateway.cwd / "gateway.json"
+
+    def found_again(self) -> None:
+        """After a start: where it is now."""
+        self.url = self.gateway.ready(self.ready_file)["base_url"]
 
     async def register(self, engine: str, address: str) -> None:
-        async with self._client() as client:
+        async with self.client() as client:
             await self._register(client, engine, address)
 
     async def register_all(self) -> None:
         """Every light engine but the slow one, and wait until all have been read."""
         named = {f"light-{n:04}": address for n, address in enumerate(self.admin_addresses)}
-        async with self._client() as client:
+        async with self.client() as client:
             few = asyncio.Semaphore(8)
 
             async def one(engine: str, address: str) -> None:
@@ -70,7 +72,7 @@ class Plant:
                         break
                     await asyncio.sleep(0.1)
 
-    def _client(self) -> httpx2.AsyncClient:
+    def client(self) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(
             base_url=self.url, headers={"authorization": f"Bearer {self.token}"}, timeout=60.0
         )
@@ -86,6 +88,13 @@ def cpu_s(pid: int) -> float:
     """What the process has used of processors until now, in user and system mode."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S
+
+
+def resident_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
 
 
 @asynccontextmanager
@@ -128,7 +137,7 @@ async def plant(
         issuer.start()
         light.start()
         url = issuer.ready(folder / "issuer.json")["issuer"]
-        (folder / "gateway.toml").write_text(_config(folder, url, database_url) + more)
+        (folder / "gateway.toml").write_text(more + _config(folder, url, database_url))
         gateway.start()
         ready = light.ready(folder / "engines.json")
         async with httpx2.AsyncClient() as client:

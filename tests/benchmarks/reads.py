@@ -53,32 +53,32 @@ async def reads(bridge: Bridge) -> list[Figure]:
 @contextmanager
 def bare_application(admin_address: str, token: str) -> Iterator[tuple[str, int]]:
     """Its URL, and the process."""
-    port = _free_port()
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.benchmarks.bare", str(port), admin_address],
         env={**os.environ, "ENGINE_TOKEN": token},
     )
     try:
-        _listening(port)
+        listening(port)
         yield f"http://127.0.0.1:{port}", process.pid
     finally:
         process.terminate()
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _listening(port: int) -> None:
+def listening(port: int) -> None:
     until = time.monotonic() + 60
     while True:
         try:
             socket.create_connection(("127.0.0.1", port)).close()
         except OSError:
-            assert time.monotonic() < until, "the bare application does not listen"
+            assert time.monotonic() < until, "it does not listen"
             time.sleep(0.05)
         else:
             return

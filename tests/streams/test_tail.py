@@ -156,3 +156,21 @@ async def test_it_outlives_whoever_listens_to_it(tmp_path: Path) -> None:
             assert len(events) == 4
         finally:
             await tail.stop()
+
+
+async def test_an_event_is_spelled_once_for_all_who_hear_it(tmp_path: Path) -> None:
+    async with ledger(tmp_path) as opened:
+        tail = Tail(opened)
+        await tail.start()
+        try:
+            await write(opened, Uuid7(), "e1", 1)
+            await tail.moved_past(0, timeout_s=20.0)
+            (stored,), _ = await tail.after(0, EventFilter())
+            (other,), _ = await opened.events.after(0, EventFilter())
+        finally:
+            await tail.stop()
+        texts = iter([b"one", b"two", b"three"])
+        assert [tail.spelled(stored, lambda _: next(texts)) for _ in range(2)] == [b"one", b"one"]
+        # Of the same place, and not the same: what a ledger that was put back has there.
+        assert tail.spelled(other, lambda _: next(texts)) == b"two"
+        assert tail.spelled(stored, lambda _: next(texts)) == b"three"
