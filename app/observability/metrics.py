@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client import Counter as CounterMetric
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from app.domain.engine import Engine, HealthState
-from app.domain.kinds import OperationState
-from app.domain.operation import DEADLINE_PASSED, Operation
+from app.domain.engine import Engine
+from app.domain.operation import Operation
+from app.observability.standing import Standing
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -47,8 +46,8 @@ class Metrics:
         )
         self._operations = CounterMetric(
             "chadburn_operations_ended",
-            "Operations by kind and end.",
-            ("kind", "state"),
+            "Operations by engine, kind and end.",
+            ("engine", "kind", "state"),
             registry=self.registry,
         )
         self._operation_seconds = Histogram(
@@ -78,7 +77,7 @@ class Metrics:
             ("source",),
             registry=self.registry,
         )
-        self._standing = _Standing()
+        self._standing = Standing()
         self.registry.register(self._standing)
 
     def request_answered(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -89,10 +88,11 @@ class Metrics:
         self._refused.labels(reason).inc()
 
     def operation_ended(self, operation: Operation) -> None:
-        self._operations.labels(operation.kind.value, operation.state.value).inc()
+        kind = operation.kind.value
+        self._operations.labels(operation.engine_id, kind, operation.state.value).inc()
         if operation.ended_at is not None:
             lasted = (operation.ended_at - operation.created_at).total_seconds()
-            self._operation_seconds.labels(operation.kind.value).observe(max(lasted, 0.0))
+            self._operation_seconds.labels(kind).observe(max(lasted, 0.0))
 
     def stream_opened(self) -> None:
         self._streams.inc()
@@ -102,7 +102,7 @@ class Metrics:
 
     def saw(self, engines: Iterable[Engine], open_operations: Iterable[Operation]) -> None:
         """Engines and open operations as of now, for every scrape until the next call."""
-        self._standing.families = tuple(_families(tuple(engines), tuple(open_operations)))
+        self._standing.show(tuple(engines), tuple(open_operations))
 
     def policy_read(self, outcome: str, *, in_force: bool) -> None:
         """`outcome`: loaded or refused. `in_force`: the policy is what its file says now."""
@@ -117,78 +117,29 @@ class Metrics:
 
     def render_for(self, engines: Iterable[Engine], open_operations: Iterable[Operation]) -> bytes:
         """For who may not see all of the engines: all other figures, and those of these alone."""
-        return generate_latest(_Without(self.registry, self._standing)) + generate_latest(
-            _Standing(tuple(_families(tuple(engines), tuple(open_operations))))
-        )
+        seen = tuple(engines)
+        of_all = _Seen(self.registry, self._standing, frozenset(one.id for one in seen))
+        return generate_latest(of_all) + generate_latest(Standing(seen, tuple(open_operations)))
 
 
-class _Standing(Collector):
-    """Figures that are read whole from elsewhere, and swapped in one go: a scrape by another
-    thread sees the old ones or the new ones, never half of both."""
+class _Seen(Collector):
+    """A registry as somebody may see it: without one of its collectors, and of other figures
+    without those of engines that are not among `engines`."""
 
-    def __init__(self, families: tuple[Metric, ...] = ()) -> None:
-        self.families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self.families
-
-
-def _families(
-    engines: tuple[Engine, ...], open_operations: tuple[Operation, ...]
-) -> Iterator[Metric]:
-    health = GaugeMetricFamily(
-        "chadburn_engine_health",
-        "1 for the state an engine was last seen in, 0 for the others.",
-        labels=("engine", "state"),
-    )
-    observed = GaugeMetricFamily(
-        "chadburn_engine_observed_timestamp_seconds",
-        "When an engine was last asked, unix time.",
-        labels=("engine",),
-    )
-    for engine in engines:
-        for state in HealthState:
-            seen = float(engine.observed.health is state)
-            health.add_metric((engine.id, state.value), seen)
-        if engine.observed.observed_at is not None:
-            observed.add_metric((engine.id,), engine.observed.observed_at.timestamp())
-    yield health
-    yield observed
-    operations = GaugeMetricFamily(
-        "chadburn_operations_open", "Operations that have not ended, by state.", labels=("state",)
-    )
-    for state_name, number in Counter(op.state.value for op in open_operations).items():
-        operations.add_metric((state_name,), number)
-    yield operations
-    queued = GaugeMetricFamily(
-        "chadburn_operations_queued",
-        "Orders that wait behind others, by engine.",
-        labels=("engine",),
-    )
-    waiting = Counter(op.engine_id for op in open_operations if op.state is OperationState.QUEUED)
-    for engine in engines:
-        queued.add_metric((engine.id,), waiting[engine.id])
-    yield queued
-    overdue = GaugeMetricFamily(
-        "chadburn_operations_overdue",
-        "Operations past their deadline whose outcome is still not known.",
-    )
-    overdue.add_metric((), sum(map(_is_overdue, open_operations)))
-    yield overdue
-
-
-def _is_overdue(operation: Operation) -> bool:
-    warned = any(warning.reason == DEADLINE_PASSED for warning in operation.warnings)
-    return warned and operation.state is OperationState.RECONCILING
-
-
-class _Without(Collector):
-    """A registry but for one of its collectors."""
-
-    def __init__(self, registry: CollectorRegistry, left_out: Collector) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, left_out: Collector, engines: frozenset[str]
+    ) -> None:
         self._registry = registry
         self._left_out = left_out
+        self._engines = engines
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterator[Metric]:
         left_out = {family.name for family in self._left_out.collect()}
-        return (family for family in self._registry.collect() if family.name not in left_out)
+        for family in self._registry.collect():
+            if family.name not in left_out:
+                shown = Metric(family.name, family.documentation, family.type, family.unit)
+                shown.samples = [one for one in family.samples if self._may_be_seen(one.labels)]
+                yield shown
+
+    def _may_be_seen(self, labels: Mapping[str, str]) -> bool:
+        return "engine" not in labels or labels["engine"] in self._engines

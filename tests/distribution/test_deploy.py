@@ -368,3 +368,24 @@ def test_proxies_wait_longer_than_a_stream_is_silent() -> None:
     assert "proxy_buffering off;" in nginx
     assert "client_max_body_size 16m;" in nginx
     assert settings.max_update_bytes == 16 << 20
+
+
+# ---- Prometheus ----
+
+
+def test_every_alert_fires_on_what_it_is_for() -> None:
+    need("promtool")
+    watching = DEPLOY / "observability"
+    for verb in (["config", "prometheus.yml"], ["rules", "alerts.yml"]):
+        done = subprocess.run(
+            ["promtool", "check", *verb], cwd=watching, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run(
+        ["promtool", "test", "rules", "alerts.test.yml"],
+        cwd=watching,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -70,6 +70,9 @@ async def test_figures(gate: Gateway) -> None:
     assert found['chadburn_auth_refused_total{reason="TOKEN_MISSING"}'] == 1
     assert found['chadburn_engine_health{engine="e1",state="serving"}'] == 1
     assert found['chadburn_engine_health{engine="e1",state="unreachable"}'] == 0
+    assert found['chadburn_engine_admission{engine="e1",state="open"}'] == 1
+    assert found['chadburn_engine_weights{engine="e1",state="valid"}'] == 1
+    assert found['chadburn_engine_revision{engine="e1"}'] >= 1
     assert found["chadburn_streams_open"] == 0
     assert found['chadburn_operations_queued{engine="e1"}'] == 0
     gate.engine.go.clear()
@@ -80,7 +83,7 @@ async def test_figures(gate: Gateway) -> None:
         await gate.order("flush-caches", {"caches": ["prefix"], "when_busy": "queue"})
     found = await figures(gate)
     assert found['chadburn_operations_queued{engine="e1"}'] == 2
-    flushes = 'kind="flush_caches",state="succeeded"'
+    flushes = 'engine="e1",kind="flush_caches",state="succeeded"'
     assert found[f"chadburn_operations_ended_total{{{flushes}}}"] == 1
     assert not [name for name in found if re.search(r"[0-9a-f]{8}-[0-9a-f]{4}-", name)]
 
