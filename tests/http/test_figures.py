@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.http.gateway import Gateway, gateway
+from tests.http.gateway import gateway
 
 pytestmark = pytest.mark.anyio
 
