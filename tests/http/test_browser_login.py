@@ -88,7 +88,7 @@ async def test_on_loopback_without_tls(tmp_path: Path, provider: RealProvider) -
     async with site(tmp_path, provider, base=None, login=public, registration=registered) as at:
         browser = at.browser()
         back = await browser.log_in("nadia")
-        assert (back.status_code, back.headers["location"]) == (303, "/auth/")
+        assert (back.status_code, back.headers["location"]) == (303, "/ui/")
         assert set(browser.cookies) == {"chadburn-session"}
         assert (await browser.session())["subject"] == "nadia"
         assert (await browser.call("GET", "/v1/me")).status_code == 200

@@ -46,7 +46,7 @@ async def test_the_page_of_a_session(at: Site) -> None:
     assert f"/auth/login?{urlencode({'issuer': at.provider.issuer})}" in nobody
     assert "<script" not in nobody
     back = await browser.log_in("nadia", at.provider.issuer)
-    assert back.headers["location"] == "/auth/"
+    assert back.headers["location"] == "/ui/"
     answer = await browser.go("/auth/")
     page = is_page(answer)
     assert f"nadia, by {at.provider.issuer}" in page

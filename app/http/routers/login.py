@@ -74,8 +74,7 @@ class LogoutDocument(BaseModel):
 async def show_front(house: House) -> Response:
     """Where issuers send the browser after a logout."""
     _, desk = _login_of(house)
-    there = DASHBOARD if house.dashboard.shell else HOME
-    return RedirectResponse(f"{desk.place.prefix}{there}", 303)
+    return RedirectResponse(_first_page(house, desk), 303)
 
 
 @for_people.get(LOGIN)
@@ -91,7 +90,8 @@ async def begin_login(
     if client is None:
         desk.place.return_path(return_to)  # refused now rather than behind the next click
         return _chooser(house, return_to)
-    begun = await logins.begin(client, return_to, request.headers.getlist("cookie"))
+    back = _first_page(house, desk) if return_to is None else return_to
+    begun = await logins.begin(client, back, request.headers.getlist("cookie"))
     answer = RedirectResponse(begun.location, 303)
     for cookie in (*begun.gone, begun.cookie):
         answer.headers.append("Set-Cookie", cookie)
@@ -216,6 +216,11 @@ async def _form_value(request: Request, name: str) -> str:
     if len(values) != 1:
         raise LogoutTokenRefused(f"the form has not one {name}")
     return values[0]
+
+
+def _first_page(house: Rooms, desk: SessionDesk) -> str:
+    """Of whoever wants none in particular: the dashboard where there is one, else who they are."""
+    return f"{desk.place.prefix}{DASHBOARD if house.dashboard.shell else HOME}"
 
 
 def choices(house: Rooms, return_to: str | None) -> list[LoginDocument]:
