@@ -21,7 +21,7 @@ export function FleetPage() {
   const { engines, seenAt, problem } = useStore(fleet);
   const { query } = useStore(route);
   const list = useMemo(() => [...engines.values()].sort((a, b) => a.id.localeCompare(b.id, "en", { numeric: true })), [engines]);
-  const wanted = { text: query.get("q") ?? "", condition: query.get("state") ?? "", role: query.get("role") ?? "", version: query.get("version") ?? "" };
+  const wanted = { text: query.get("q") ?? "", condition: query.get("state") ?? "", role: query.get("role") ?? "", version: query.get("version") ?? "", label: query.get("label") ?? "" };
   const shown = useMemo(() => list.filter((engine) => fits(engine, wanted)), [list, query.toString()]);
   const usual = useMemo(() => commonest(list.map((engine) => engine.facts?.weights.version).filter(Boolean)), [list]);
   if (!seenAt) {
@@ -29,22 +29,25 @@ export function FleetPage() {
   }
   return html`<div class="head"><h1>Fleet</h1><p class="dim">${count(list.length, "engine")}</p><${Look} /></div>
     ${list.length === 0
-      ? html`<${Empty} title="No engine is registered that you may see."><p>Register one with <code>POST /v1/engines</code>, or <code>chadburn engines add</code>.</p><//>`
+      ? html`<${Empty} title="No engine is registered that you may see."><p>Register one with <code>POST /v1/engines</code>, or <code>chadburn engines register</code>.</p><//>`
       : html`<${Summary} list=${list} chosen=${wanted.condition} />
         <${Filters} list=${list} shown=${shown} wanted=${wanted} />
         ${shown.length === 0
-          ? html`<${Empty} title="No engine fits these filters."><button type="button" onClick=${() => setQuery({ q: "", state: "", role: "", version: "" })}>Show all</button><//>`
+          ? html`<${Empty} title="No engine fits these filters."><button type="button" onClick=${() => setQuery({ q: "", state: "", role: "", version: "", label: "" })}>Show all</button><//>`
           : html`<${Engines} list=${shown} usual=${usual} />`}
         <${ChosenBar} />
         <p class="sr" role="status">${count(shown.length, "engine")} shown</p>`}`;
 }
 
-function fits(engine, { text, condition, role, version }) {
+const labelsOf = (engine) => Object.entries(engine.labels).map(([name, value]) => `${name}=${value}`);
+
+function fits(engine, { text, condition, role, version, label }) {
   const group = CONDITIONS.find((one) => one.name === condition);
   if (group && !group.has.includes(conditionOf(engine).name)) return false;
   if (role && engine.facts?.role !== role) return false;
   if (version && (engine.facts?.weights.version ?? "none") !== version) return false;
-  const labels = Object.entries(engine.labels).map(([name, value]) => `${name}=${value}`);
+  const labels = labelsOf(engine);
+  if (label && !labels.includes(label)) return false;
   const all = [engine.id, ...labels, engine.facts?.instance_id ?? ""].join(" ").toLowerCase();
   return text.toLowerCase().split(/\s+/).every((word) => all.includes(word));
 }
@@ -76,6 +79,7 @@ function Filters({ list, shown, wanted }) {
   const values = (read) => [...new Set(list.map(read).filter(Boolean))].sort();
   const roles = values((engine) => engine.facts?.role);
   const versions = values((engine) => engine.facts && (engine.facts.weights.version ?? "none"));
+  const labels = [...new Set(list.flatMap(labelsOf))].sort();
   const pick = (name, label, options, value) => options.length > 1 || value
     ? html`<label class="pick"><span>${label}</span><select value=${value} onChange=${(event) => setQuery({ [name]: event.target.value })}>
         <option value="">all</option>${options.map((one) => html`<option key=${one} value=${one}>${one}</option>`)}</select></label>`
@@ -83,7 +87,7 @@ function Filters({ list, shown, wanted }) {
   return html`<div class="filters" role="search">
     <label class="find"><span class="sr">Find by id or label</span><input type="search" placeholder="Find by id or label, such as zone=eu" value=${wanted.text}
       onInput=${(event) => setQuery({ q: event.target.value })} /></label>
-    ${pick("role", "Role", roles, wanted.role)}${pick("version", "Weights", versions, wanted.version)}
+    ${pick("label", "Label", labels, wanted.label)}${pick("role", "Role", roles, wanted.role)}${pick("version", "Weights", versions, wanted.version)}
     ${versions.length > 1 && html`<span class="skew"><${Icon} name="alert" /> ${versions.length} weight versions in this fleet</span>`}
     ${shown.length > 1 && html`<${ChooseAll} list=${shown} />`}
   </div>`;

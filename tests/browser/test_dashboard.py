@@ -230,11 +230,15 @@ async def test_several_engines_at_once(
 ) -> None:
     async with stage(chromium, tmp_path, provider) as (board, full, at):
         page, dialog = board.page, board.page.locator("dialog")
-        assert (await at.gate.register("e1")).status_code == 201
-        assert (await at.gate.register("gone")).status_code == 201
+        assert (await at.gate.register("e1", labels={"zone": "eu"})).status_code == 201
+        assert (await at.gate.register("gone", labels={"zone": "us"})).status_code == 201
         await at.gate.rooms.fleet.discover("e1")
         await full.does("pause", {"mode": "drain"})
         full.engine.script("commit", fault, 1)
+        await page.get_by_role("combobox", name="Label").select_option("zone=eu")
+        await board.sees("1 engine shown")
+        assert "label=zone%3Deu" in page.url
+        await page.get_by_role("combobox", name="Label").select_option("")
         await page.get_by_label("Choose all 3 shown").check()
         await board.sees("3 engines chosen")
         await board.button("Resume").click()
