@@ -67,6 +67,7 @@ class Course:
             reused = await second.order(self.engines[0], "flush-caches", other, key="one-key")
             assert reused.json()["reason"] == "IDEMPOTENCY_KEY_REUSED", reused.text
             self.load.taken[answers[0]] = self.engines[0]
+            await self.load.ended(answers[0])
         finally:
             for gateway in (first, second):
                 await gateway.client.aclose()

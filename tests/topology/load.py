@@ -54,8 +54,9 @@ class Load:
             await asyncio.sleep(0.02)
 
     async def order(self, engine: str, verb: str, body: Json, key: str | None = None) -> str:
-        """The operation's id, whatever happens on the way."""
+        """The operation's id, whatever happens on the way. It waits where the engine is busy."""
         key = key or str(uuid.uuid4())
+        body = {"when_busy": "queue", **body}
         while True:
             try:
                 answer = await self.gateway.order(engine, verb, body, key=key)
@@ -84,7 +85,7 @@ class Load:
 
     async def _work(self, engine: str, *, twice: bool) -> None:
         # Longer than an engine takes to start again on a machine that is busy.
-        body = {"caches": ["prefix"], "when_busy": "queue", "deadline_ms": 600_000}
+        body = {"caches": ["prefix"], "deadline_ms": 600_000}
         while not self._ends.is_set():
             key = str(uuid.uuid4())
             times = 2 if twice else 1  # at once: they may come to two gateways

@@ -37,9 +37,9 @@ async def test_gateways_behind_a_proxy_are_rolled_and_nothing_is_lost(
     async with running_engine(folder / "double") as engine:
         made = plant(folder, others={"double": engine.admin_address}, proxy=proxy)
         standing = await asyncio.to_thread(made.__enter__)
+        said: list[str] = []
+        course = Course(standing, said.append, ["double"])
         try:
-            said: list[str] = []
-            course = Course(standing, said.append, ["double"])
             await course.engines_are_found()
             await course.one_key_is_one_order()
 
@@ -61,11 +61,11 @@ async def test_gateways_behind_a_proxy_are_rolled_and_nothing_is_lost(
             await course.engines_agree()
             assert len(engine.calls) >= len(course.load.taken)
             await course.a_broken_list_changes_nothing()
-            await course.close()
         except BaseException:
             print(standing.said())
             raise
         finally:
+            await course.close()
             await asyncio.to_thread(made.__exit__, None, None, None)
 
 
