@@ -76,7 +76,11 @@ def test_the_gateway_understands_its_settings(
     for gateway in ("gateway-0", "gateway-1"):
         mounted = {one.split(":")[1] for one in compose["services"][gateway]["volumes"]}
         assert {str(Path(one).parent) for one in admin} == mounted
-    (scraped,) = yaml.safe_load(compose["configs"]["prometheus"]["content"])["scrape_configs"]
+    prometheus = yaml.safe_load(compose["configs"]["prometheus"]["content"])
+    (scraped,) = prometheus["scrape_configs"]
+    mounted_rules = [one["target"] for one in compose["services"]["prometheus"]["configs"]]
+    assert set(prometheus["rule_files"]) <= set(mounted_rules)
+    assert (ROOT / compose["configs"]["alerts"]["file"]).is_file()
     targets = scraped["static_configs"][0]["targets"]
     assert targets == [f"gateway-{number}:{settings.metrics_port}" for number in range(2)]
     subnet = compose["networks"]["front"]["ipam"]["config"][0]["subnet"]
