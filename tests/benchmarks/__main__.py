@@ -13,6 +13,7 @@ import datetime
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Figures of speed.")
     parser.add_argument("parts", nargs="*", choices=[*_PARTS, []], metavar="PART", help=_NAMES)
     parts = parser.parse_args().parts
+    # What was started has sessions of its own: nobody else would end it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="chadburn-bench-") as scratch:
         folder = Path(scratch)
