@@ -168,7 +168,7 @@ def test_a_person_logs_in_with_a_browser_and_orders_a_pause(demo: Demo) -> None:
             data={"code": asked.group(1), "person": "otto"},
         )
         back = browser.get(picked.headers["location"])
-        assert (back.status_code, back.headers["location"]) == (303, "/auth/")
+        assert (back.status_code, back.headers["location"]) == (303, "/ui/")
         assert browser.get(f"{base_url}/auth/session").json()["subject"] == "otto"
         order = {"mode": "drain"}
         path = f"{base_url}/v1/engines/{demo.ready['engine']}/pause"
