@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 from fastapi import FastAPI
@@ -24,7 +23,6 @@ from prometheus_client import start_http_server
 from app.auth.identities.known import Identities
 from app.auth.requires import Gate
 from app.auth.sessions.house import open_house
-from app.auth.tokens.dpop import PROOF_ALGORITHMS
 from app.auth.tokens.issuers import DpopUse
 from app.auth.tokens.nonces import Nonces
 from app.auth.tokens.verifier import TokenVerifier
@@ -33,18 +31,17 @@ from app.backends.registry import Backends
 from app.clock import Clock, IdSource, SystemClock, uuid7
 from app.domain.engine import Registration
 from app.domain.events import TERMINAL_EVENTS
-from app.domain.selectors import Selector
+from app.edges import edge_of, exposures_of, hosts_of, selector_of
 from app.finding import finding_of, sources_of
 from app.http.allowances import Allowances
 from app.http.api import OF_THE_KIND, ApiSettings, build_api
 from app.http.closing import Closing
-from app.http.compat.exposures import Exposure, Exposures, Flavour, Layer
 from app.http.listening import Listening, ListenRefused, bound_at, listening
 from app.http.payloads import PayloadRule
 from app.http.policing import follow_policy
 from app.http.readiness import look_at_engines
 from app.http.records import record_refused_callers
-from app.http.rooms import EdgeSettings, OpenStreams, Rooms
+from app.http.rooms import OpenStreams, Rooms
 from app.http.roster import Roster
 from app.http.route import EdgeRoute, declaration_of, refuse_undeclared
 from app.http.routers.identity import metadata_url
@@ -71,7 +68,7 @@ from app.operations.sealing import Sealer
 from app.operations.sessions import Sessions
 from app.operations.settling import Settlements
 from app.posture import DOES_NOT_START, Posture, Remark, RouteNeed, posture_of
-from app.settings import CompatSettings, EnginePayloadSettings, Settings
+from app.settings import Settings
 from app.startup import (
     EXIT_ADDRESS,
     StartupRefused,
@@ -129,7 +126,7 @@ def create_app(
 
     return build_api(
         ApiSettings(
-            allowed_hosts=_hosts_of(settings),
+            allowed_hosts=hosts_of(settings),
             max_body_bytes=settings.max_body_bytes,
             max_update_bytes=settings.max_update_bytes,
             max_bodies_bytes=settings.max_bodies_bytes,
@@ -280,7 +277,7 @@ async def _opened(
             tail=tail,
             metrics=metrics,
             refused_callers=RefusedCallers(),
-            edge=_edge_of(settings),
+            edge=edge_of(settings),
             closing=closing,
             streams=OpenStreams(settings.max_streams, settings.max_streams_per_caller),
             waiting=Waiting(settings.max_waiting),
@@ -297,7 +294,7 @@ async def _opened(
             finding_ok=lambda: finding.ok,
             roster=Roster(ledger),
             exposures=exposures_of(settings),
-            payloads=PayloadRule(tuple(map(_selector_of, settings.engine_payloads))),
+            payloads=PayloadRule(tuple(map(selector_of, settings.engine_payloads))),
             logins=None if house is None else house.logins,
             browser_sessions=None if house is None else house.desk,
         )
@@ -415,53 +412,6 @@ def _use_cases(
         ledger, fleet, runner, clock, key_retention_s=settings.key_retention_hours * 3600.0
     )
     return fleet, runner, orders, sessions
-
-
-def _edge_of(settings: Settings) -> EdgeSettings:
-    uses = [issuer.dpop for issuer in settings.issuers]
-    return EdgeSettings(
-        base_url=settings.base_url,
-        authorization_servers=tuple(issuer.issuer for issuer in settings.issuers),
-        audiences={
-            issuer.issuer: audience
-            for issuer in settings.issuers
-            if (audience := issuer.audience or settings.audience)
-        },
-        proof_algorithms=PROOF_ALGORITHMS if any(used != "off" for used in uses) else (),
-        proofs_required=all(used == "required" for used in uses),
-        stream_max_s=settings.stream_max_s,
-        stream_send_timeout_s=settings.stream_send_timeout_s,
-        request_timeout_s=settings.request_timeout_s,
-    )
-
-
-def exposures_of(settings: Settings) -> Exposures:
-    """Which engines are reached by endpoints of their own."""
-    return Exposures(
-        tuple(
-            Exposure(
-                _selector_of(one),
-                *(Flavour(one.flavour), Layer(one.layer)),
-            )
-            for one in settings.compat
-        )
-    )
-
-
-def _selector_of(named: CompatSettings | EnginePayloadSettings) -> Selector:
-    return Selector(
-        ids=frozenset(named.engines) or None,
-        labels={name: frozenset(values) for name, values in named.labels.items()},
-    )
-
-
-def _hosts_of(settings: Settings) -> tuple[str, ...]:
-    public = urlsplit(settings.base_url).hostname or ""
-    others: set[str] = set()
-    for one in settings.compat_identity:
-        # Who comes by a socket names no host in particular, and mostly this one.
-        others.add("localhost" if one.tls is None else one.tls.listen.rpartition(":")[0])
-    return (public, settings.host, *settings.allowed_hosts, *sorted(others))
 
 
 def _counting(ledger: Ledger, metrics: Metrics) -> Callable[[StoredEvent], Any]:

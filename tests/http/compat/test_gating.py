@@ -9,9 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from app.domain.selectors import Selector
+from app.edges import exposures_of
 from app.http.compat.exposures import Exposure, Exposures, Flavour, Layer
 from app.http.compat.vllm.table import VLLM
-from app.main import create_app, exposures_of
+from app.main import create_app
 from app.settings import CompatSettings, Settings
 from tests.http.compat.layered import Layered
 from tests.http.full import FULL
