@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
 
 from tests.real.servers import Server
 
+READER = Path(__file__).with_name("reading.py")
 PROMPT = [5, 6, 7, 8, 9, 10]
 Said = tuple[tuple[int, ...], tuple[float, ...]]
 
@@ -51,69 +53,47 @@ def get(server: Server, path: str) -> Any:
 
 @dataclass
 class Stream:
-    """A generation that goes on in a thread. `first`: a token has come; `ended`: all has been said.
+    """A generation that goes on. `first`: a token has come; `ended`: all has been said.
     `finish`: why it ended in the engine's words; None when it broke off without any."""
 
     first: threading.Event
     ended: threading.Event
     finish: str | None = None
     error: str | None = None
-    connection: http.client.HTTPConnection | None = None
-
-    def close(self) -> None:
-        """Hang up: a test that failed waits for nothing."""
-        if self.connection is not None and self.connection.sock is not None:
-            self.connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
 def streaming(server: Server, *, request_id: str = "", max_tokens: int = 3800) -> Iterator[Stream]:
-    """A stream that is running when the block begins; some ten seconds long by itself."""
+    """A stream that is running when the block begins; some ten seconds long by itself.
+
+    Read in a process of its own. A front end whose stream is read too slowly can keep an answer of
+    its engine back behind what it has still to write, and a test that does other things beside is
+    a slow reader.
+    """
+    asked = [server.url, server.engine, request_id, str(max_tokens)]
     stream = Stream(threading.Event(), threading.Event())
-    reader = threading.Thread(target=_read, args=(server, stream, request_id, max_tokens))
-    reader.start()
-    try:
-        assert stream.first.wait(60), f"no token came: {stream.error}"
-        yield stream
-    except BaseException:
-        stream.close()
-        raise
-    finally:
-        reader.join(120)
+    with subprocess.Popen(
+        [sys.executable, READER, *asked], stdout=subprocess.PIPE, text=True
+    ) as process:
+        hearer = threading.Thread(target=_hear, args=(process, stream))
+        hearer.start()
+        try:
+            assert stream.first.wait(60), f"no token came: {stream.error}"
+            yield stream
+        except BaseException:
+            process.kill()  # A test that failed waits for nothing.
+            raise
+        finally:
+            hearer.join(120)
+            process.kill()
 
 
-def _read(server: Server, stream: Stream, request_id: str, max_tokens: int) -> None:
-    """With the standard library's client: hundreds of chunks in a second are no load for it."""
-    body = {
-        "model": "tiny", "messages": [{"role": "user", "content": "full ahead"}], "stream": True,
-        "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
-    }  # fmt: skip
-    headers = {"Content-Type": "application/json"}
-    if request_id:
-        headers["X-Request-Id"] = request_id
-        if server.engine == "sglang":
-            body["rid"] = request_id
-    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=120)
-    stream.connection = connection
-    try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-        with connection.getresponse() as answer:
-            for line in answer:
-                _note(stream, line.removeprefix(b"data: ").strip())
-    except (OSError, http.client.HTTPException) as error:
-        stream.error = repr(error)
-    finally:
-        connection.close()
-        stream.ended.set()
-
-
-def _note(stream: Stream, line: bytes) -> None:
-    if not line.startswith(b"{"):
-        return
-    event = json.loads(line)
-    if "error" in event:
-        stream.error = json.dumps(event["error"])
-    for choice in event.get("choices", []):
-        if choice.get("delta", {}).get("content"):
+def _hear(process: subprocess.Popen[str], stream: Stream) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        told = json.loads(line)
+        if told["first"]:
             stream.first.set()
-        stream.finish = choice.get("finish_reason") or stream.finish
+        stream.finish = told["finish"]
+        stream.error = told["error"]
+    stream.ended.set()

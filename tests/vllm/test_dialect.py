@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -139,14 +140,19 @@ async def test_another_client_is_noticed(bridge: Gateway, rust_engine: Server) -
     assert not await is_paused(rust_engine)
 
 
+async def taken_by(rust_engine: Server) -> None:
+    """Until the engine has the pause: of one that had not reached it, nothing would be lost."""
+    async with asyncio.timeout(30):
+        while not await is_paused(rust_engine):  # noqa: ASYNC110 - vLLM tells nobody
+            await asyncio.sleep(0.05)
+
+
 async def test_the_engine_is_killed_under_an_order(bridge: Gateway, rust_engine: Server) -> None:
     """Last: vLLM has no way back from here. A call that is in flight when its engine dies is never
     answered; the order ends, and not as a success."""
     with streaming(rust_engine):
         drain = await bridge.accepted(ENGINE, "pause", {"mode": "drain"})
-        await bridge.until(
-            f"/v1/operations/{drain['id']}", lambda found: found["state"] == "running"
-        )
+        await taken_by(rust_engine)
         os.kill(rust_engine.engine_core(), signal.SIGKILL)
         ended = await bridge.until(
             f"/v1/operations/{drain['id']}",
