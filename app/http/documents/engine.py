@@ -60,7 +60,7 @@ class LoraDocument(BaseModel):
     id: int
 
 
-class ProfileDocument(BaseModel):
+class ProfileFactDocument(BaseModel):
     id: str
     kind: str
     state: str
@@ -76,7 +76,7 @@ class FactsDocument(BaseModel):
     release_epoch: int
     weights: WeightsDocument
     role: EngineRole
-    profile: ProfileDocument | None
+    profile: ProfileFactDocument | None
     loras: list[LoraDocument]
     instance_id: str
     observed_at: datetime
@@ -109,7 +109,7 @@ class FactsDocument(BaseModel):
             role=facts.role,
             profile=None
             if profile is None
-            else ProfileDocument(id=profile.id, kind=profile.kind, state=profile.state),
+            else ProfileFactDocument(id=profile.id, kind=profile.kind, state=profile.state),
             loras=[LoraDocument(name=lora.name, id=lora.id) for lora in facts.loras],
             instance_id=facts.instance_id,
             observed_at=facts.observed_at,
