@@ -36,6 +36,7 @@ def list_operations(
     engine: Annotated[str | None, typer.Option(help="Only of this engine.")] = None,
     kind: Annotated[OperationKind | None, typer.Option(help="Only of this kind.")] = None,
     state: Annotated[OperationState | None, typer.Option(help="Only in this state.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only ordered under this key.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 50,
     as_json: AsJson = False,
     url: Url = None,
@@ -50,6 +51,7 @@ def list_operations(
             engine=engine,
             kind=kind.value if kind else None,
             state=state.value if state else None,
+            idempotency_key=key,
             page_size=min(limit, 100),
         ):
             found.append(operation)

@@ -8,6 +8,9 @@ So an index also serves filters that leave out a column of few values: kind and 
 out then, each of them, 40 queries at most. What is open is little, has indexes of its own, and is
 looked at row by row.
 
+A key stands for one operation of each caller, until it is forgotten. So few share one that they are
+looked at row by row too, and by the index of keys alone.
+
 Of the audit only one condition leads an index, and all others are looked at row by row.
 """
 
@@ -43,6 +46,9 @@ def page_of_operations(
 ) -> Select[Any]:
     """Up to `size` + 1 operations with a number below `before`, newest first. `operation`: what is
     read of each. `seen`: of these engines alone, which are some."""
+    if wanted.key is not None:
+        branches = [[operations.c.idempotency_key == wanted.key, *_row_by_row(wanted, seen)]]
+        return _newest(operation, operations.c.ordinal, branches, before, size)
     branches = _branches(wanted)
     if isinstance(seen, tuple):
         apart = [branch for one in seen for branch in _branches(replace(wanted, engine_id=one))]
@@ -99,9 +105,9 @@ def _newest(
     return row.where(number.in_(newest)).order_by(number.desc()).limit(size + 1)
 
 
-def among_open(column: Column[str], value: str) -> ColumnElement[bool]:
-    """A condition on what is open. Not by the column's own index, which leads through all of
-    history, though SQLite thinks better of it than of the one of the few that are open."""
+def among_few(column: Column[str], value: str) -> ColumnElement[bool]:
+    """A condition on the few that another one has found, such as what is open. Not by the column's
+    own index, which leads through all of history, though SQLite may think better of it."""
     return column.concat("") == value
 
 
@@ -144,9 +150,14 @@ def _of_all(wanted: OperationFilter) -> list[ColumnElement[bool]]:
 
 
 def _of_open(wanted: OperationFilter, states: list[str]) -> list[ColumnElement[bool]]:
-    conditions: list[ColumnElement[bool]] = [is_open, operations.c.state.in_(states)]
-    conditions += [
-        among_open(column, value)
+    rest = replace(wanted, states=frozenset())
+    return [is_open, operations.c.state.in_(states), *_row_by_row(rest)]
+
+
+def _row_by_row(wanted: OperationFilter, seen: Seen | None = None) -> list[ColumnElement[bool]]:
+    """All of it but the key, of few that were found by something else."""
+    conditions = [
+        among_few(column, value)
         for column, value in (
             (operations.c.engine_id, wanted.engine_id),
             (operations.c.subject, wanted.subject),
@@ -154,9 +165,11 @@ def _of_open(wanted: OperationFilter, states: list[str]) -> list[ColumnElement[b
         )
         if value is not None
     ]
-    if wanted.kinds:
-        kinds = sorted(kind.value for kind in wanted.kinds)
-        conditions.append(operations.c.kind.concat("").in_(kinds))
+    for column, values in ((operations.c.kind, wanted.kinds), (operations.c.state, wanted.states)):
+        if values:
+            conditions.append(column.concat("").in_(sorted(value.value for value in values)))
+    if seen is not None:
+        conditions.append(operations.c.engine_id.concat("").in_(seen))
     if wanted.since is not None:
         conditions.append(operations.c.created_at >= wanted.since)
     return conditions

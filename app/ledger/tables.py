@@ -188,6 +188,7 @@ operations = Table(
     Index(None, "engine_id", "kind", "ordinal"),
     Index(None, "kind", "ordinal"),
     Index(None, "subject", "ordinal"),
+    Index(None, "idempotency_key", "ordinal"),
     Index(None, "created_at"),
     *(
         Index(name, *columns, sqlite_where=text(_ENDED), postgresql_where=text(_ENDED))

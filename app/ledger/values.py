@@ -72,10 +72,12 @@ class EngineFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationFilter:
-    """`since`: created then or later, UTC. `engine_operation_id`: what the engine calls it."""
+    """`since`: created then or later, UTC. `engine_operation_id`: what the engine calls it. `key`:
+    the whole idempotency key of the call that ordered it, whoever's that was."""
 
     engine_id: str | None = None
     engine_operation_id: str | None = None
+    key: str | None = None
     kinds: frozenset[OperationKind] = frozenset()
     states: frozenset[OperationState] = frozenset()
     subject: str | None = None

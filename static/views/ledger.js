@@ -18,6 +18,7 @@ const FIELDS = [
   { name: "kind", label: "Order", options: ORDERS.map((one) => one.kind), said: (kind) => title(words(kind)) },
   { name: "state", label: "State", options: OPERATION_STATES, said: stateWord },
   { name: "principal", label: "By" },
+  { name: "idempotency_key", label: "Key", hint: "the whole key", mono: true },
   { name: "since", label: "Since", type: "datetime-local" },
 ];
 

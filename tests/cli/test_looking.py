@@ -170,6 +170,11 @@ class TestOperations:
         assert "reconciling" in at("ops", "list", "--state", "reconciling").out
         assert gateway.seen[0].path == "/v1/operations?state=reconciling&page_size=50"
 
+    def test_an_order_is_found_by_its_key(self, at: Run, gateway: Gateway) -> None:
+        gateway.then(Answer(200, {"items": [operation("succeeded")], "next_page_token": None}))
+        assert "op-1" in at("ops", "list", "--key", "noon 1").out
+        assert gateway.seen[0].path == "/v1/operations?idempotency_key=noon+1&page_size=50"
+
     def test_no_more_pages_are_read_than_are_wanted(self, at: Run, gateway: Gateway) -> None:
         items = [operation("succeeded", id=f"op-{n}") for n in range(3)]
         gateway.then(Answer(200, {"items": items, "next_page_token": "more"}))

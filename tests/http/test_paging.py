@@ -124,6 +124,12 @@ async def test_filters_and_the_largest_page(gate: Gateway) -> None:
     assert await ids("since=2999-01-01T00:00:00Z") == []
     assert await ids("principal=ada") == [flushed]
     assert len(await ids("page_size=99999999999999999999")) == 3
+    key = (await gate.get(f"/v1/operations/{flushed}")).json()["idempotency_key"]
+    assert await ids(f"idempotency_key={key}") == [flushed]
+    assert await ids(f"idempotency_key={key[:-1]}") == []
+    assert await ids(f"idempotency_key={key}&engine=none") == []
+    table = await gate.get(f"/v1/operations?idempotency_key={key}", Accept="text/csv")
+    assert [row["id"] for row in csv.DictReader(io.StringIO(table.text, newline=""))] == [flushed]
 
 
 async def test_csv_has_every_row_and_no_formula(gate: Gateway) -> None:

@@ -13,6 +13,7 @@ from app.domain.events import EventType
 from app.domain.kinds import FailureEffect, OperationKind, OperationState, Verification
 from app.domain.operation import OperationError, OperationWarning, Progress
 from app.domain.ranks import RankReport, RankState
+from app.domain.selectors import Selector, Sight
 from app.domain.transitions import (
     Advanced,
     Cancelled,
@@ -426,6 +427,42 @@ async def test_operations_are_found_by_each_filter(ledger: Ledger) -> None:
     assert await found(engine_id="e1", subject="bob") == []
     assert [one.id for one in await ledger.operations.open_ones()] == [first.id, second.id]
     assert [one.id for one in await ledger.operations.open_ones("e2")] == [second.id]
+
+
+async def test_operations_are_found_by_the_whole_key_whoever_used_it(ledger: Ledger) -> None:
+    await with_engine(ledger)
+    await with_engine(ledger, "e2")
+    made = [
+        await accept(
+            ledger,
+            order(OperationKind.ABORT_REQUESTS, engine, actor=actor, idempotency_key=key),
+            key=claim(key),
+        )
+        for engine, actor, key in (("e1", ALICE, "k1"), ("e2", BOB, "k1"), ("e1", ALICE, "k1 "))
+    ]
+    ended = await record(ledger, made[0], Cancelled(message=""))
+
+    async def found(key: str, **wanted: object) -> list[str]:
+        page = await ledger.operations.page(OperationFilter(key=key, **wanted))  # type: ignore[arg-type]
+        return [operation.id for operation in page.items]
+
+    alices, bobs, other = (one.id for one in made)
+    assert await found("k1") == [bobs, alices]
+    assert await found("k1 ") == [other]
+    assert [await found(key) for key in ("k", "K1", "k_", "")] == [[], [], [], []]
+    assert await found("k1", subject="bob", engine_id="e2") == [bobs]
+    assert await found("k1", kinds=frozenset({OperationKind.PAUSE})) == []
+    assert await found("k1", states=frozenset({ended.state})) == [alices]
+    assert await found("k1", states=frozenset({made[1].state, ended.state})) == [bobs, alices]
+    assert await found("k1", since=START + timedelta(1)) == []
+    for some in (("e2",), tuple(f"e{n}" for n in range(2, 40))):
+        sight = Sight((Selector(ids=frozenset(some)),))
+        assert await found("k1", sight=sight) == [bobs], "who may not see it does not find it"
+    page = await ledger.operations.page(OperationFilter(key="k1"), size=1)
+    assert [one.id for one in page.items] == [bobs]
+    assert isinstance(page.next, int)
+    last = await ledger.operations.page(OperationFilter(key="k1"), page.next, size=1)
+    assert ([one.id for one in last.items], last.next) == ([alices], None)
 
 
 # ---- events ----

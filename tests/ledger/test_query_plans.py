@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from app.domain.engine import Observed
 from app.domain.errors import EngineBusy
 from app.domain.kinds import OperationKind, OperationState
 from app.domain.operation import Operation
+from app.domain.selectors import Selector, Sight
 from app.domain.transitions import Dispatched
 from app.ledger import Ledger
 from app.ledger.pruning import Place
@@ -206,6 +208,22 @@ async def test_no_combination_of_filters_reads_what_it_does_not_show(ledger: Led
         for step in read:
             assert all(column in step for column in led), (wanted, step)
             assert not before or "ordinal<?" in step or "rowid<?" in step, (wanted, step)
+
+
+async def test_a_key_leads_whatever_else_is_asked(ledger: Ledger) -> None:
+    """Few share one, so nothing beside it may lead through history."""
+    await with_engine(ledger, "e2")
+    sight = Sight((Selector(ids=frozenset({"e1"})), Selector(ids=frozenset({"e2"}))))
+    some = [replace(one, key="k1") for one in some_of_each()]
+    for wanted, before in itertools.product(
+        [*some, OperationFilter(key="k1", sight=sight)], (None, 99)
+    ):
+        plans = await plans_of(ledger, lambda: page(ledger, wanted, before))  # noqa: B023 (now)
+        steps = [plan.split("   <-")[0] for plan in plans]
+        found = [step for step in steps if " operations " in step]
+        led = "idempotency_key=?" + (" AND ordinal<?" if before else "")
+        assert [led in step for step in found] == [True], (wanted, steps)
+        assert not any("TEMP B-TREE" in step for step in steps), (wanted, steps)
 
 
 def page(ledger: Ledger, wanted: OperationFilter, before: int | None) -> Awaitable[object]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
+from pydantic import StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -36,10 +37,13 @@ _COLUMNS = (
     *("id", "engine", "kind", "state", "created_at", "started_at", "ended_at"),
     *("principal.issuer", "principal.subject", "principal.client_id", "reason"),
     *("verification", "error.code", "error.reason", "error.message", "revision"),
-    *("request", "result", "trace_id"),
+    *("request", "result", "trace_id", "idempotency_key"),
 )
 
 PlainText = Annotated[str | None, Query(max_length=255, pattern=r"^[^\x00-\x1f]*$")]
+
+# As the header takes it, but without the quotes that it may have there.
+Key = Annotated[str, StringConstraints(pattern=r"^[\x20-\x7e]{1,128}$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,9 @@ async def _listing(
     kind: Annotated[list[OperationKind], Query()] = [],  # noqa: B006 - FastAPI copies it
     state: Annotated[list[OperationState], Query()] = [],  # noqa: B006
     principal: PlainText = None,
+    idempotency_key: Annotated[
+        Key | None, Query(description="The whole key of the call that ordered it, whoever's")
+    ] = None,
     since: Annotated[Since | None, Query(description="Created then or later")] = None,
 ) -> Listing:
     query = {
@@ -61,6 +68,7 @@ async def _listing(
         "kind": sorted(kind),
         "state": sorted(state),
         "principal": principal,
+        "idempotency_key": idempotency_key,
         "since": None if since is None else since.isoformat(),
     }
     wanted = OperationFilter(
@@ -68,6 +76,7 @@ async def _listing(
         kinds=frozenset(kind),
         states=frozenset(state),
         subject=principal,
+        key=idempotency_key,
         since=since,
         sight=permit_of(request).sight(Scope.READ),
     )
