@@ -1,13 +1,14 @@
 // What is known of the engines and of the operations under way: from the stream's snapshot, kept up
 // by its events, and by looking at the engines again, of whose health no events tell.
 import { all, get } from "./api.js";
-import { session } from "./session.js";
+import { look, session } from "./session.js";
 import { connection, stream } from "./stream.js";
 import { Store } from "./store.js";
 
 const LOOK_MS = 4_000;
 const SETTLE_MS = 120;
 const KEPT = 500;
+const ENDS = ["completed", "failed", "cancelled", "settled"];
 
 /**
  * `engines`, `operations`: by id. `seenAt`: when the engines were read last, ms; null: not yet.
@@ -18,6 +19,7 @@ export const fleet = new Store({ engines: new Map(), operations: new Map(), seen
 const readers = new Set();
 const due = { operations: new Set(), engines: new Set(), timer: 0 };
 let looking = 0;
+let anew = false;
 
 export function beginFleet() {
   stream.listen(hear);
@@ -26,7 +28,10 @@ export function beginFleet() {
   stream.open();
 }
 
-/** `reader(event)` of each ledger event as it happens. Gives the way to stop. */
+/**
+ * `reader(event)` of each ledger event as it happens; `{type: "snapshot"}` when all is known anew, and
+ * `{type: "reset"}` instead where nothing that was read before holds. Gives the way to stop.
+ */
 export function onEvent(reader) {
   readers.add(reader);
   return () => readers.delete(reader);
@@ -44,19 +49,23 @@ export function learnEngine(engine) {
 }
 
 function hear({ type, data }) {
-  if (type === "snapshot") {
-    begin(data);
-    for (const reader of [...readers]) reader({ type: "snapshot", data: {} });
+  if (type === "reset") {
+    anew = true; // the snapshot behind it replaces all
+    look(); // what one may do can be another thing now
     return;
   }
-  if (type === "reset") return; // the snapshot behind it replaces all
-  apply(type, data);
-  for (const reader of [...readers]) reader(data);
+  if (type === "snapshot") begin(data);
+  else apply(type, data);
+  const event = type === "snapshot" ? { type: anew ? "reset" : "snapshot", data: {} } : data;
+  if (type === "snapshot") anew = false;
+  for (const reader of [...readers]) reader(event);
 }
 
 function begin({ engines, operations }) {
   const open = new Map(operations.map((one) => [one.id, one]));
-  const known = [...fleet.value.operations.values()].filter((one) => !open.has(one.id));
+  const seen = new Set(engines.map((one) => one.id));
+  // Of an engine that has gone out of sight nothing may stay on the screen.
+  const known = [...fleet.value.operations.values()].filter((one) => !open.has(one.id) && (!anew || seen.has(one.engine)));
   // What was open and is so no more has ended meanwhile; how, has to be asked.
   const ended = known.filter((one) => !one.done);
   fleet.set({
@@ -78,6 +87,14 @@ function apply(type, event) {
   const change = known && event.sequence === known.sequence + 1 ? changed(type, known, event) : null;
   if (change) putOperations([{ ...known, ...change, sequence: event.sequence }]);
   if (!change || type === "dispatched") readSoon(event.operation, event.engine);
+  if (type === "dispatched" || ENDS.includes(type)) moveUp(event.engine);
+}
+
+/** Who waits at the engine has another place in line now, and no event of its own says so. */
+function moveUp(engine) {
+  for (const one of fleet.value.operations.values()) {
+    if (one.engine === engine && one.state === "queued") readSoon(one.id, engine);
+  }
 }
 
 function readSoon(operation, engine) {
@@ -108,13 +125,20 @@ async function readDue() {
   const [operations, engines] = [[...due.operations], [...due.engines]];
   due.operations.clear();
   due.engines.clear();
-  const quietly = (path) => get(path, { background: true }).catch(() => null);
+  const gone = [];
+  const quietly = (path, id) => get(path, { background: true }).catch((problem) => {
+    if (problem.status === 404) gone.push(id);
+    return null;
+  });
   const [read, looked] = await Promise.all([
-    Promise.all(operations.map((id) => quietly(`v1/operations/${encodeURIComponent(id)}`))),
-    Promise.all(engines.map((id) => quietly(`v1/engines/${encodeURIComponent(id)}`))),
+    Promise.all(operations.map((id) => quietly(`v1/operations/${encodeURIComponent(id)}`, id))),
+    Promise.all(engines.map((id) => quietly(`v1/engines/${encodeURIComponent(id)}`, null))),
   ]);
   for (const operation of read) if (operation) learn(operation);
   putEngines(looked.filter(Boolean));
+  if (gone.some((id) => fleet.value.operations.has(id))) {
+    fleet.patch({ operations: new Map([...fleet.value.operations].filter(([id]) => !gone.includes(id))) });
+  }
 }
 
 function putOperations(some) {

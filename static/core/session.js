@@ -9,6 +9,9 @@ import { Store } from "./store.js";
  */
 export const session = new Store({ phase: "asking", logins: [], me: null, refusal: null });
 
+/** With this begins the name of each thing that was filled in and not ordered yet. */
+export const DRAFTS = "chadburn.draft.";
+
 const told = new BroadcastChannel("chadburn-session");
 
 export async function begin() {
@@ -41,7 +44,8 @@ export async function look() {
       refusal = problem;
     }
     if (before && me && (before.subject !== me.subject || before.issuer !== me.issuer)) {
-      // Somebody else: nothing of what the first one saw may stay.
+      // Somebody else: nothing of what the first one saw or typed may stay.
+      forgetDrafts();
       location.reload();
       return;
     }
@@ -62,8 +66,17 @@ export function loginUrl(login, back = location.pathname + location.search) {
   return `${login.url}${joint}return_to=${encodeURIComponent(back)}`;
 }
 
+function forgetDrafts() {
+  try {
+    for (const name of Object.keys(sessionStorage)) if (name.startsWith(DRAFTS)) sessionStorage.removeItem(name);
+  } catch {
+    // Storage is switched off: there are none.
+  }
+}
+
 export async function logOut() {
   const { body } = await call("POST", "auth/logout");
+  forgetDrafts();
   told.postMessage("out");
   location.assign(body.end_session_url ?? HOME);
 }
@@ -77,6 +90,18 @@ function meets(engine, { id, labels, without }) {
   );
 }
 
+const NAMED = 3;
+
+/** Of which engines a permission is, in words. */
+function place({ id, labels, without }) {
+  const several = (values) => values.slice(0, NAMED).join(" or ") + (values.length > NAMED ? " or another" : "");
+  return [
+    ...(id === null ? [] : [`the engine is ${several(id)}`]),
+    ...Object.entries(labels).map(([name, values]) => `${name} is ${several(values)}`),
+    ...Object.entries(without).map(([name, values]) => `${name} is not ${several(values)}`),
+  ].join(" and ");
+}
+
 /** Why the caller may not do what takes `scope`, in a sentence; null: they may. */
 export function refusedFor(me, scope, engine) {
   if (!me) return "You are not logged in.";
@@ -87,5 +112,7 @@ export function refusedFor(me, scope, engine) {
   const fits = me.permissions.some(
     (one) => one.scopes.includes(scope) && (!engine || meets(engine, one.engines)),
   );
-  return fits ? null : `Needs the scope ${scope} on ${engine.id}; the policy gives it to you elsewhere only.`;
+  if (fits) return null;
+  const places = me.permissions.filter((one) => one.scopes.includes(scope)).map((one) => place(one.engines));
+  return `Needs the scope ${scope} on ${engine.id}; the policy gives it to you only where ${places.join(", or where ")}.`;
 }

@@ -8,6 +8,8 @@ const TYPES = [
   ...["completed", "failed", "cancelled", "settled"],
 ];
 const LONGEST_WAIT_MS = 15_000;
+const RENEWED = ["token_expired", "lifetime_over"];
+const BRIEF_MS = 5_000; // one that ended so soon is taken up again as after a cut, after a while
 
 /**
  * `state`: connecting, live, lost (it is being tried again), paused (by the reader, or since nobody
@@ -23,6 +25,7 @@ class EventStream {
   #timer = 0;
   #readers = new Set();
   #why = null;
+  #openedAt = 0;
 
   /** `reader({type, data})`: a ledger event, `snapshot` or `reset`. Gives the way to stop. */
   listen(reader) {
@@ -40,15 +43,21 @@ class EventStream {
     source.onopen = () => {
       this.#tries = 0;
       this.#why = null;
+      this.#openedAt = Date.now();
       this.#become("live");
     };
     source.onerror = () => this.#failed(source);
     for (const type of TYPES) source.addEventListener(type, (event) => this.#event(type, event));
     source.addEventListener("snapshot", (event) => this.#snapshot(event));
     source.addEventListener("reset", () => this.#tell("reset", {}));
-    source.addEventListener("goodbye", (event) => {
-      this.#why = JSON.parse(event.data).reason;
-    });
+    source.addEventListener("goodbye", (event) => this.#goodbye(source, JSON.parse(event.data).reason));
+  }
+
+  /** A stream ends with its token or its longest life; that is nothing to tell anybody of. */
+  #goodbye(source, reason) {
+    this.#why = reason;
+    const brief = Date.now() - this.#openedAt < BRIEF_MS;
+    if (source === this.#source && RENEWED.includes(reason) && !brief) this.open();
   }
 
   pause() {

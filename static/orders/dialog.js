@@ -12,7 +12,7 @@ import { Failure, Loading, Note } from "../parts/states.js";
 import { missing, named, orderOf, pathOf } from "./catalogue.js";
 import { forgetDraft, keepDraft, readDraft } from "./draft.js";
 import { Field } from "./fields.js";
-import { Plan, usePlan } from "./plan.js";
+import { Plan, judgedAt, usePlan } from "./plan.js";
 
 export function OrderDialog({ engine, kind, preset, onClose }) {
   const order = orderOf(kind);
@@ -60,7 +60,7 @@ function OrderForm({ engine, order, can, preset, onClose }) {
   const send = async (event) => {
     event.preventDefault();
     if (lacks || forbidden || !confirmed || needsReason || !plan.plan || sending) return;
-    const sent = { ...body, expected_revision: plan.plan.revision ?? undefined };
+    const sent = { ...body, expected_revision: judgedAt(plan.plan) };
     // The same order keeps its key, so that giving it once more after no answer is not a second one.
     const text = JSON.stringify([target, sent]);
     if (key.current.of !== null && key.current.of !== text) key.current.key = newKey();

@@ -1,6 +1,8 @@
 // What was filled in, kept in this window until it was ordered, so that a reload or a session that
-// ends loses nothing of it.
-const name = (engine, kind) => `chadburn.draft.${engine}.${kind}`;
+// ends loses nothing of it. It is for the person alone who filled it in.
+import { DRAFTS, session } from "../core/session.js";
+
+const name = (engine, kind) => `${DRAFTS}${JSON.stringify([session.value.me?.issuer, session.value.me?.subject, engine, kind])}`;
 
 export function readDraft(engine, kind) {
   try {

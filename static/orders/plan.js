@@ -48,13 +48,23 @@ export function Plan({ plan, problem, lacks, values, change, me, engine }) {
   </section>`;
 }
 
+/**
+ * The revision that the order is given under. One that waits has none: what is before it changes the
+ * engine, and the order would be refused at its turn for no other reason.
+ */
+export const judgedAt = ({ would, revision }) => (would === "queue" ? undefined : (revision ?? undefined));
+
 function Told({ plan }) {
+  const ends = `Ends by itself after ${Math.round(plan.deadline_ms / 6000) / 10} min at most.`;
+  if (plan.would === "queue") {
+    return html`<p class="effect"><${Icon} name="wait" /> ${plan.effect}</p>
+      <p class="small dim">It waits in line, number ${plan.queue_position}. At its turn it is judged again, by what the engine says then. ${ends}</p>`;
+  }
   return html`<p class="effect"><${Icon} name="check" /> ${plan.effect}</p>
     <p class="small dim">${plan.revision === null || plan.revision === undefined
       ? "The engine has no revision to check it against."
       : `Checked against revision ${plan.revision}${plan.revision_source === "gateway" ? ", which the gateway keeps: other clients of the engine are not held off by it" : ""}.`}
-      ${plan.would === "queue" && html`${" "}It waits in line, number ${plan.queue_position}.`}
-      ${" "}Ends by itself after ${Math.round(plan.deadline_ms / 6000) / 10} min at most.</p>`;
+      ${" "}${ends}</p>`;
 }
 
 /** What can be chosen against a refusal. It stays to be seen, and to be taken back. */

@@ -10,6 +10,7 @@ import { Loading, Note } from "../parts/states.js";
 import { count } from "../parts/words.js";
 import { missing, named, orderOf, pathOf } from "./catalogue.js";
 import { Field } from "./fields.js";
+import { judgedAt } from "./plan.js";
 import { Outcomes, Table } from "./several_rows.js";
 
 const SETTLE_MS = 400;
@@ -108,7 +109,7 @@ function Filled({ engines, order, found, onSent, onClose }) {
     setSending(true);
     const results = new Map();
     await each(ready, async ({ id }) => {
-      const body = { ...bodies.get(id), expected_revision: judged.get(id).plan.revision ?? undefined };
+      const body = { ...bodies.get(id), expected_revision: judgedAt(judged.get(id).plan) };
       if (!keys.current.has(id)) keys.current.set(id, newKey());
       results.set(id, await give(order, id, values, body, keys.current.get(id)));
     });

@@ -1,7 +1,7 @@
 // One engine: what it says of itself, and the orders that it takes.
 import { get } from "../core/api.js";
 import { fleet, learnEngine, onEvent } from "../core/fleet.js";
-import { html, useEffect, useMemo } from "../core/html.js";
+import { html, useEffect, useMemo, useRef } from "../core/html.js";
 import { HOME, to } from "../core/place.js";
 import { route, setQuery } from "../core/router.js";
 import { refusedFor, session } from "../core/session.js";
@@ -31,14 +31,18 @@ export function EnginePage({ id }) {
     learnEngine(read);
     return read;
   }, id);
+  const listed = useRef(false);
+  useEffect(() => {
+    if (!engine && listed.current) again(); // it was there and is not: removed, or out of sight
+    listed.current = Boolean(engine);
+  }, [!engine]);
   const shown = engine ?? data;
   if (!shown) {
     return html`<${Crumbs} /><h1>${id}</h1>${problem
       ? html`<${Failure} problem=${problem} retry=${again} title=${problem.status === 404 ? "There is no such engine, or none that you may see" : undefined} />`
       : html`<${Loading} what="Reading the engine" />`}`;
   }
-  const gone = problem?.status === 404;
-  return html`<${Crumbs} />${gone && html`<${Note}>This engine is no longer registered.<//>`}<${Engine} engine=${shown} />`;
+  return html`<${Crumbs} /><${Engine} engine=${shown} />`;
 }
 
 function Crumbs() {
@@ -127,7 +131,8 @@ function EngineFacts({ engine, info }) {
 function History({ engine }) {
   const [{ data, problem }, again] = useLoad((signal, background) => get("v1/operations", { query: { engine, page_size: 12 }, signal, background }), engine);
   useEffect(() => onEvent((event) => {
-    if (event.engine !== engine || !["accepted", "completed", "failed", "cancelled", "settled", "reconciling"].includes(event.type)) return;
+    const read = event.type === "snapshot"; // what came before it, and after this was read, it does not tell
+    if (!read && (event.engine !== engine || !["accepted", "completed", "failed", "cancelled", "settled", "reconciling"].includes(event.type))) return;
     setTimeout(again, 200);
   }), [engine]);
   if (problem && !data) return html`<${Failure} problem=${problem} retry=${again} />`;

@@ -67,6 +67,8 @@ function Operation({ operation }) {
   const [asking, ask] = useState(null);
   const scope = scopeOf(operation.kind);
   const close = () => ask(null);
+  const running = operation.state === "running";
+  const [can] = useLoad((signal) => get(`v1/engines/${encodeURIComponent(operation.engine)}/capabilities`, { signal }), running ? operation.engine : null);
   const unknown = operation.state === "reconciling";
   return html`<div class="head"><h1>${title(words(operation.kind))}</h1><${OperationState} operation=${operation} /><${Verification} value=${operation.verification} /></div>
     <p class="lead">of <a href=${to("engines", operation.engine)}>${operation.engine}</a>${detail(operation) && html` · ${detail(operation)}`} · <${Actor} principal=${operation.principal} /> · <${Duration} operation=${operation} /></p>
@@ -77,7 +79,7 @@ function Operation({ operation }) {
     ${operation.error && html`<${Fault} error=${operation.error} />`}
     ${operation.warnings.map((one, index) => html`<${Note} key=${index}><b>${words(one.reason.toLowerCase())}.</b> ${one.message}<//>`)}
     <div class="buttons">
-      ${!operation.done && html`<${Action} id="cancel" refused=${refusedFor(me, "admin:cancel", engine) ?? refusedFor(me, scope, engine)} onClick=${() => ask("cancel")}>Cancel …<//>`}
+      ${!operation.done && html`<${Action} id="cancel" refused=${refusedFor(me, "admin:cancel", engine) ?? refusedFor(me, scope, engine) ?? tooLate(operation, can.data)} onClick=${() => ask("cancel")}>Cancel …<//>`}
       ${unknown && html`<${Action} id="settle" refused=${refusedFor(me, "admin:settle", engine) ?? refusedFor(me, scope, engine)} onClick=${() => ask("settle")}>Settle …<//>`}
       <${Copy} text=${asCurl(operation)} label="Copy as curl" />
       <${Copy} text=${operation.id} label="Copy its id" />
@@ -94,6 +96,14 @@ function Operation({ operation }) {
     </div></div>
     ${asking === "cancel" && html`<${CancelDialog} operation=${operation} onClose=${close} />`}
     ${asking === "settle" && html`<${SettleDialog} operation=${operation} onClose=${close} />`}`;
+}
+
+/** Why it is not for the engine to cancel any more; null: it may be. */
+function tooLate({ state, kind, cancel_requested }, can) {
+  if (state === "reconciling") return "Its outcome is not known, and the engine is being asked. A person can settle it.";
+  if (cancel_requested) return "The engine was asked already.";
+  if (state === "running" && can && !can.cancellable.includes(kind)) return `This engine does not cancel ${words(kind)} once it is sent.`;
+  return null;
 }
 
 function Duration({ operation }) {

@@ -70,7 +70,9 @@ function Trouble() {
   const seenAt = useStore(fleet, (value) => value.seenAt);
   const now = useNow();
   const readOnly = useStore(session, (value) => value.me?.read_only);
-  const lost = state === "lost" && now - since > 1500;
+  // Who may not look at engines has no stream to lose.
+  const reads = useStore(session, (value) => value.me?.scopes.includes("admin:read"));
+  const lost = reads && state === "lost" && now - since > 1500;
   const old = seenAt ? `What you see is ${span(now - seenAt)} old.` : "Nothing has been read yet.";
   return html`<div class="trouble">
     ${lost

@@ -3,50 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.async_api import Browser, expect
 
 from app.domain.facts import LoraFact
-from app.domain.scopes import Scope
 from app.enginekit.runtime import Order, RuntimeFault
-from tests.browser.watching import Dashboard, has, log_in_at_provider
+from tests.browser.staging import stage
+from tests.browser.watching import Dashboard, has
 from tests.enginekit.minimal_engine import fault, slow, until
-from tests.http.full import Full, full_engine
-from tests.http.logging_in import Site, site
 from tests.idp.oidc_provider.running import RealProvider
 
 pytestmark = pytest.mark.anyio
 
-ALL = tuple(scope for scope in Scope if scope is not Scope.WEIGHTS_UNSAFE)
 EVIL = '<img src=x onerror="window.hurt=1">'
-
-
-@asynccontextmanager
-async def stage(
-    chromium: Browser, folder: Path, provider: RealProvider, *scopes: str, **changes: Any
-) -> AsyncIterator[tuple[Dashboard, Full, Site]]:
-    """An engine of two ranks that offers every order, and a person at the fleet."""
-    wanted = {"scopes": scopes or ALL}
-    async with (
-        site(folder, provider, base=None, login=wanted, observe_interval_s=0.5, **changes) as at,
-        full_engine(at.gate, folder / "full") as full,
-    ):
-        context = await chromium.new_context(viewport={"width": 1280, "height": 900})
-        board = await Dashboard.watched(context, at.base)
-        await board.go()
-        await board.heading("Chadburn")
-        await board.page.get_by_role("link", name="Log in").click()
-        await log_in_at_provider(board.page, at.base)
-        await board.heading("Fleet")
-        yield board, full, at
-        await board.faultless()
-        await context.close()
 
 
 async def test_a_pause_from_the_fleet_to_the_audit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class Dashboard:
         page.on("console", made._heard)
         page.on("pageerror", lambda error: made.faults.append(f"not caught: {error}"))
         page.on("request", made._asked)
+        page.on("websocket", lambda socket: made.elsewhere.append(socket.url))
         return made
 
     async def go(self, path: str = "") -> None:
@@ -88,11 +90,31 @@ class Dashboard:
             self.faults.append(said.text)
 
     def _asked(self, request: Request) -> None:
-        """Going to the provider is going elsewhere; what a page of ours asks for is not."""
-        if request.is_navigation_request() or not self.page.url.startswith(f"{self.base}/ui/"):
+        """Going to the provider is going elsewhere; what a page of ours asks for is not, and no
+        frame of it goes anywhere."""
+        own = urlsplit(self.base).netloc
+        url = urlsplit(request.url)
+        # What the page itself made, such as a file to be saved, has no host.
+        if url.netloc == own or url.scheme in ("blob", "data"):
             return
-        if urlsplit(request.url).netloc != urlsplit(self.base).netloc:
+        going = request.is_navigation_request()
+        if going and request.frame.parent_frame is None:
+            return
+        page = self.page.url if going else request.frame.url
+        if page.startswith(f"{self.base}/ui/"):
             self.elsewhere.append(request.url)
+
+
+def asked_for(page: Page, pattern: str) -> list[str]:
+    """Addresses that the page asks for from now on, of those that match; the list grows."""
+    found: list[str] = []
+
+    def note(request: Request) -> None:
+        if re.search(pattern, request.url):
+            found.append(request.url)
+
+    page.on("request", note)
+    return found
 
 
 async def log_in_at_provider(page: Page, base: str, who: str = "nadia", at: str = "/ui/") -> None:
