@@ -89,8 +89,10 @@ class EngineDouble(ABC):
 
     # ---- serving ----
 
-    async def start(self) -> None:
-        listening = socket.create_server(("127.0.0.1", self._port))
+    async def start(self, port: int | None = None) -> None:
+        """At that port; else at the one it had, or a free one."""
+        at = self._port if port is None else port
+        listening = socket.create_server(("127.0.0.1", at))
         self._port = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
         config = uvicorn.Config(

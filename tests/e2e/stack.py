@@ -74,9 +74,10 @@ def stack(
     database_url: str | None = None,
     engine_arguments: tuple[str, ...] = (),
     more: str = "",
+    with_engine: bool = True,
 ) -> Iterator[Stack]:
-    """All three started, the engine registered by nobody yet. `database_url` None: SQLite. `more`:
-    of the gateway's settings."""
+    """All three started, or the two without the engine, which is registered by nobody yet.
+    `database_url` None: SQLite. `more`: of the gateway's settings."""
 
     def process(name: str) -> Process:
         return Process(name, [], folder / f"{name}.log", folder)
@@ -86,7 +87,8 @@ def stack(
     )
     with cleaned(found.issuer, found.engine, found.gateway):
         _start_issuer(found)
-        found.start_engine()
+        if with_engine:
+            found.start_engine()
         (folder / "gateway.toml").write_text(_config(found, database_url) + more)
         found.start_gateway()
         yield found
