@@ -121,7 +121,7 @@ def parse(command: Any, words: list[str]) -> None:
     name = "chadburn"
     while isinstance(command, TyperGroup):
         name = words[0]
-        if name.isupper():  # any of them
+        if name.isupper() or name == "…":  # any of them
             return
         assert name in command.commands, f"there is no {name!r}"
         command, words = command.commands[name], words[1:]
