@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -12,7 +12,6 @@ from sqlalchemy import (
     and_,
     bindparam,
     func,
-    or_,
     select,
     update,
 )
@@ -27,13 +26,12 @@ from app.ledger import freezes as freezing
 from app.ledger.constraints import violations
 from app.ledger.database import Database, Statements, Write
 from app.ledger.paging import page_of
-from app.ledger.rows import engine_of, observed_values, registration_of, registration_values
+from app.ledger.readings import Readings
+from app.ledger.rows import engine_of, registration_of, registration_values
 from app.ledger.schema import looking
 from app.ledger.sights import has_label, within
 from app.ledger.tables import engines, freezes, holds_slot, is_open, observations, operations
-from app.ledger.values import AuditEntry, EngineFilter, Page
-
-_SLOWEST = timedelta(minutes=2)
+from app.ledger.values import AuditEntry, EngineFilter, Page, Watched
 
 
 def _all_at(now: datetime | BindParameter[datetime]) -> Select[Any]:
@@ -57,6 +55,18 @@ def _all_at(now: datetime | BindParameter[datetime]) -> Select[Any]:
 
 # Made once: to build and to compare such a statement costs SQLAlchemy more than to run it.
 _ONE = _all_at(bindparam("now")).where(engines.c.id == bindparam("engine"))
+_WATCHED = (
+    select(
+        engines.c.id,
+        engines.c.generation,
+        observations.c.observed_at,
+        operations.c.id.is_not(None).label("busy"),
+    )
+    .outerjoin(observations, observations.c.engine_id == engines.c.id)
+    .outerjoin(operations, and_(operations.c.engine_id == engines.c.id, holds_slot))
+    .where(engines.c.removed_at.is_(None))
+    .order_by(engines.c.id)
+)
 
 
 async def registrations(url: str) -> tuple[Registration, ...]:
@@ -74,6 +84,7 @@ class Engines:
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
+        self._readings = Readings(database)
         self._clock = clock
 
     async def register(
@@ -181,24 +192,16 @@ class Engines:
 
         Raises UnknownEngine for one that was never registered.
         """
-        values = observed_values(observed)
+        await self._readings.keep(engine_id, observed)
 
-        async def work(write: Write) -> None:
-            known = select(engines.c.id).where(engines.c.id == engine_id)
-            if (await write.connection.execute(known)).one_or_none() is None:
-                raise UnknownEngine("there is no such engine")
-            keep = (
-                write.upsert(observations)
-                .values(engine_id=engine_id, **values)
-                .on_conflict_do_update(
-                    index_elements=[observations.c.engine_id],
-                    set_=values,
-                    where=_not_newer_than(observed.observed_at),
-                )
-            )
-            await write.connection.execute(keep)
+    async def watched(self) -> tuple[Watched, ...]:
+        """All that are registered, by id ascending."""
 
-        await self._database.write(work)
+        async def look(connection: Statements) -> tuple[Watched, ...]:
+            rows = await connection.execute(_WATCHED)
+            return tuple(Watched(row.id, row.generation, row.observed_at, row.busy) for row in rows)
+
+        return await self._database.read(look)
 
     async def _existing(self, connection: Statements, engine_id: str) -> Engine:
         found = await find(connection, engine_id, self._clock.now())
@@ -228,19 +231,6 @@ async def find(connection: Statements, engine_id: str, now: datetime) -> Engine 
     """None: never registered, or removed."""
     row = (await connection.execute(_ONE, {"engine": engine_id, "now": now})).one_or_none()
     return None if row is None else engine_of(row)
-
-
-def _not_newer_than(moment: datetime | None) -> ColumnElement[bool]:
-    """Of the reading that is kept: a slow observer must not put an old state back.
-
-    One from further ahead than any observer is slow was made before the clock was set back.
-    Nothing would replace it until the clock has come that far again.
-    """
-    undated = observations.c.observed_at.is_(None)
-    if moment is None:
-        return undated
-    at = observations.c.observed_at
-    return or_(undated, at <= moment, at > moment + _SLOWEST)
 
 
 async def _put_back(write: Write, registration: Registration, label: tuple[str, str]) -> bool:

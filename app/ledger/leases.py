@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam, or_, select, update
+from sqlalchemy import bindparam, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.dml import ReturningInsert
 
 from app.clock import Clock
 from app.domain.errors import UnknownEngine
@@ -31,25 +34,12 @@ class Leases:
         now, until = self._span(ttl_s)
 
         async def work(write: Write) -> Lease | None:
-            known = select(engines.c.id).where(
-                engines.c.id == engine_id, engines.c.removed_at.is_(None)
-            )
-            if (await write.connection.execute(known)).one_or_none() is None:
+            known = await write.connection.execute(_REGISTERED, {"engine": engine_id})
+            if known.one_or_none() is None:
                 raise UnknownEngine("there is no such engine")
-            # One statement, so that of several that find it expired one takes it. The row stays
-            # for ever, and with it the fence, which therefore never goes back.
-            take = (
-                write.upsert(leases)
-                .values(engine_id=engine_id, owner=owner, fence=1, expires_at=until)
-                .on_conflict_do_update(
-                    index_elements=[leases.c.engine_id],
-                    set_={"owner": owner, "fence": leases.c.fence + 1, "expires_at": until},
-                    # One that was given back is free whatever the clock of the giver said.
-                    where=or_(leases.c.owner == _NOBODY, leases.c.expires_at <= now),
-                )
-                .returning(leases.c.fence)
-            )
-            fence = (await write.connection.execute(take)).scalar_one_or_none()
+            taken = {"engine_id": engine_id, "owner": owner, "expires_at": until, "now": now}
+            take = await write.connection.execute(_TAKE[write.postgres], taken)
+            fence = take.scalar_one_or_none()
             return None if fence is None else Lease(engine_id, owner, fence, until)
 
         return await self._database.write(work)
@@ -58,21 +48,20 @@ class Leases:
         """Until now + `ttl_s`. None: it was released or has gone to another holder. One that has
         expired but that nobody took is renewed."""
         _, until = self._span(ttl_s)
-        prolong = update(leases).where(*_is(lease)).values(expires_at=until)
+        change = _its(lease) | {"owner": lease.owner, "expires_at": until}
 
         async def work(write: Write) -> Lease | None:
-            held = (await write.connection.execute(prolong)).rowcount
+            held = (await write.connection.execute(_CHANGE, change)).rowcount
             return Lease(lease.engine_id, lease.owner, lease.fence, until) if held else None
 
         return await self._database.write(work)
 
     async def release(self, lease: Lease) -> None:
         """Give it back. Nothing happens if it has gone to another holder."""
-        drop = update(leases).where(*_is(lease))
-        drop = drop.values(owner=_NOBODY, expires_at=self._clock.now())
+        change = _its(lease) | {"owner": _NOBODY, "expires_at": self._clock.now()}
 
         async def work(write: Write) -> None:
-            await write.connection.execute(drop)
+            await write.connection.execute(_CHANGE, change)
 
         await self._database.write(work)
 
@@ -90,19 +79,40 @@ class Leases:
         return now, now + timedelta(seconds=ttl_s)
 
 
-def _is(lease: Lease) -> tuple[ColumnElement[bool], ...]:
+def _take(insert: postgresql.Insert | sqlite.Insert) -> ReturningInsert[int]:
+    """One statement, so that of several that find it expired one takes it. The row stays for
+    ever, and with it the fence, which therefore never goes back."""
+    owner, expires_at = insert.excluded["owner"], insert.excluded["expires_at"]
+    now = bindparam("now", type_=leases.c.expires_at.type)
+    names = ("engine_id", "owner", "expires_at")
     return (
-        leases.c.engine_id == lease.engine_id,
-        leases.c.owner == lease.owner,
-        leases.c.fence == lease.fence,
+        insert.values(fence=1, **{name: bindparam(name) for name in names})
+        .on_conflict_do_update(
+            index_elements=[leases.c.engine_id],
+            set_={"owner": owner, "fence": leases.c.fence + 1, "expires_at": expires_at},
+            # One that was given back is free whatever the clock of the giver said.
+            where=or_(leases.c.owner == _NOBODY, leases.c.expires_at <= now),
+        )
+        .returning(leases.c.fence)
     )
 
 
-_HOLD = (
-    select(leases.c.fence)
-    .where(*(leases.c[name] == bindparam(name) for name in ("engine_id", "owner", "fence")))
-    .with_for_update(read=True)
+# Made once: to build and to compare a statement costs SQLAlchemy more than to run it.
+_REGISTERED = select(engines.c.id).where(
+    engines.c.id == bindparam("engine"), engines.c.removed_at.is_(None)
 )
+_TAKE = {False: _take(sqlite.insert(leases)), True: _take(postgresql.insert(leases))}
+_ITS = tuple(leases.c[name] == bindparam(f"its_{name}") for name in ("engine_id", "owner", "fence"))
+_CHANGE = update(leases).where(*_ITS)
+_HOLD = select(leases.c.fence).where(*_ITS).with_for_update(read=True)
+
+
+def _its(lease: Lease) -> dict[str, Any]:
+    return {
+        "its_engine_id": lease.engine_id,
+        "its_owner": lease.owner,
+        "its_fence": lease.fence,
+    }
 
 
 async def hold(write: Write, lease: Lease) -> bool:
@@ -110,5 +120,4 @@ async def hold(write: Write, lease: Lease) -> bool:
 
     Its time may be up: as long as nobody else took it, no other holder has acted.
     """
-    its = {"engine_id": lease.engine_id, "owner": lease.owner, "fence": lease.fence}
-    return (await write.connection.execute(_HOLD, its)).one_or_none() is not None
+    return (await write.connection.execute(_HOLD, _its(lease))).one_or_none() is not None

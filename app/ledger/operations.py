@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Select, bindparam, delete, func, select, update
+from sqlalchemy import Row, Select, bindparam, delete, func, select, update
 
 from app.clock import Clock
 from app.domain.errors import TooManyOpenOperations, UnknownEngine
@@ -32,8 +33,9 @@ from app.ledger.tables import (
     queue_position,
     stages,
 )
-from app.ledger.values import Accepted, AuditEntry, KeyClaim, Lease, OperationFilter, Page
+from app.ledger.values import Accepted, AuditEntry, KeyClaim, Lease, OpenMark, OperationFilter, Page
 
+_AT_ONCE = 500
 _UNSENT = frozenset({OperationState.ACCEPTED, OperationState.QUEUED})
 
 
@@ -214,6 +216,31 @@ class Operations:
 
         return await self._database.read(look)
 
+    async def open_marks(self) -> tuple[OpenMark, ...]:
+        """Of all that have not ended, oldest first, what tells whether they have gone on."""
+
+        async def look(connection: Statements) -> tuple[OpenMark, ...]:
+            rows = await connection.execute(_OPEN_MARKS)
+            return tuple(
+                OpenMark(row.id, row.engine_id, OperationState(row.state), row.sequence)
+                for row in rows
+            )
+
+        return await self._database.read(look)
+
+    async def several(self, operation_ids: Collection[str]) -> tuple[Operation, ...]:
+        """Those of them that there are, oldest first."""
+        ids = sorted(operation_ids)
+
+        async def look(connection: Statements) -> tuple[Operation, ...]:
+            found: list[Row[Any]] = []
+            for start in range(0, len(ids), _AT_ONCE):
+                some = {"ids": ids[start : start + _AT_ONCE]}
+                found += await connection.execute(_SEVERAL, some)
+            return tuple(map(operation_of, sorted(found, key=lambda row: row.ordinal)))
+
+        return await self._database.read(look)
+
     async def line(self, engine_id: str) -> Line:
         """Who has the engine's slot, and who waits for it."""
         return await self._database.read(lambda connection: _line(connection, engine_id))
@@ -226,6 +253,12 @@ def _query() -> Select[Any]:
 # Made once: to build and to compare a statement costs SQLAlchemy more than to run it.
 _ONE = _query().where(operations.c.id == bindparam("operation"))
 _TAKE = operations.insert()
+_SEVERAL = _query().where(operations.c.id.in_(bindparam("ids", expanding=True)))
+_OPEN_MARKS = (
+    select(operations.c.id, operations.c.engine_id, operations.c.state, operations.c.sequence)
+    .where(is_open)
+    .order_by(operations.c.ordinal)
+)
 _COUNT_OPEN = (
     select(func.count())
     .select_from(operations)

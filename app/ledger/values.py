@@ -59,6 +59,32 @@ class Page(Generic[T]):
 # engines alone.
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A registered engine, as far as it must be known to see whether it is to be read again.
+    `observed_at`: of the reading that is kept, UTC. `busy`: an exclusive order is under way."""
+
+    engine_id: str
+    generation: int
+    observed_at: datetime | None
+    busy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMark:
+    """An operation that has not ended, as far as it must be known to see whether it has gone on.
+    `sequence` rises with each of its events."""
+
+    operation_id: str
+    engine_id: str
+    state: OperationState
+    sequence: int
+
+    @property
+    def waits(self) -> bool:
+        return self.state is OperationState.QUEUED
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFilter:
     """`labels`: all of them, exactly. `version`: the weight version that the engine declares."""

@@ -227,10 +227,7 @@ class Course:
     async def _end(self, fact: Completed | Failed | Cancelled) -> None:
         """What was changed is read before the end is told: who hears of the end and looks finds
         the engine as it was left."""
-        try:
-            await self._fleet.reread(self.operation.engine_id, self._pace.after_end_s)
-        except ChadburnError as unread:
-            log.info("operation %s: the engine was not read again: %s", self.operation.id, unread)
+        await self._fleet.look(self.operation.engine_id, self._pace.after_end_s)
         if await self._log.take(fact) is Refusal.SEEN:
             # An engine that was restarted may have lost its last events and numbers its end
             # lower than what was heard. An end is an end.

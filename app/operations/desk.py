@@ -55,8 +55,10 @@ class Desk:
         self._wake = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
 
-    def known(self) -> frozenset[str]:
-        return frozenset(self._open)
+    def known(self) -> dict[str, int]:
+        """What is open here, and the sequence to which it is known."""
+        heard = {name: course.operation.sequence for name, (course, _) in self._courses.items()}
+        return {name: each.sequence for name, each in self._open.items()} | heard
 
     @property
     def idle(self) -> bool:

@@ -15,17 +15,17 @@ from app.domain.engine import Engine, Registration
 from app.domain.errors import ChadburnError, UnknownEngine
 from app.domain.operation import JsonObject
 from app.ledger.ledger import Ledger
-from app.ledger.values import EngineFilter
+from app.ledger.values import Watched
 from app.operations.auditing import entry_of, refusals_audited
 from app.operations.callers import Caller
 from app.operations.lookout import READ_TIMEOUT_S, LoadSample, Lookout, Reading
 from app.operations.registering import EngineChange, EngineDraft, check_id, check_labels
+from app.operations.watching import BUSY_S, Rounds
 
 log = logging.getLogger(__name__)
 
 FRESH_FOR = timedelta(seconds=2)
 REFRESH_WAIT_S = 0.3
-_PAGE = 200
 
 
 class Fleet:
@@ -141,7 +141,7 @@ class Fleet:
             # Another reading has ended while this caller looked at what was stored before.
             return await self.engine(engine_id)
         reading = await _within(lookout.read(), REFRESH_WAIT_S)
-        return engine if reading is None else reading.engine
+        return engine if reading is None else replace(engine, observed=reading.observed)
 
     def knows_well(self, engine: Engine) -> bool:
         """Whether an order can be judged by these facts: they are young, and none that are younger
@@ -153,11 +153,15 @@ class Fleet:
     def _is_young(self, at: datetime | None) -> bool:
         return at is not None and abs(self._clock.now() - at) <= FRESH_FOR
 
+    async def look(self, engine_id: str, timeout_s: float) -> None:
+        """Read the engine now whatever the age of the facts, if it answers in time."""
+        await _within(self._lookout(engine_id).read(anew=True), timeout_s)
+
     async def reread(self, engine_id: str, timeout_s: float) -> Engine:
-        """Read the engine now whatever the age of the facts; as known if it does not answer in
-        time. Raises UnknownEngine."""
-        reading = await _within(self._lookout(engine_id).read(anew=True), timeout_s)
-        return await self.engine(engine_id) if reading is None else reading.engine
+        """The same, and how it stands then; as known if it does not answer in time. Raises
+        UnknownEngine."""
+        await self.look(engine_id, timeout_s)
+        return await self.engine(engine_id)
 
     async def discover(self, engine_id: str) -> Discovery:
         """A round trip. Raises UnknownEngine, EngineUnreachable, EngineFault."""
@@ -190,41 +194,50 @@ class Fleet:
     async def backend(self, engine_id: str) -> EngineBackend:
         """The way to the engine as it is registered now. Raises UnknownEngine, and what
         `Backends.of` raises."""
-        return self._backends.of((await self.engine(engine_id)).registration)
+        return self.backend_of(await self.engine(engine_id))
+
+    def backend_of(self, engine: Engine) -> EngineBackend:
+        """The same for one that has just been read from the ledger."""
+        return self._backends.of(engine.registration)
 
     # ---- watching ----
 
     async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        rounds = Rounds(self._interval_s)
         while True:
+            began = loop.time()
             try:
-                await self._look_at_all()
+                await self._look_at_all(rounds)
             except Exception:
                 # Whatever it is, engines must not go unwatched for it.
                 log.exception("the engines could not be looked at")
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(began + rounds.look_s - loop.time())
 
-    async def _look_at_all(self) -> None:
-        seen: set[str] = set()
-        after: str | None = None
-        while True:
-            page = await self._ledger.engines.page(EngineFilter(), after, _PAGE)
-            for engine in page.items:
-                seen.add(engine.id)
-                self._look_at(engine)
-            if page.next is None:
-                break
-            after = str(page.next)
-        for engine_id in self._lookouts.keys() - seen:
+    async def _look_at_all(self, rounds: Rounds) -> None:
+        """One after the other: all at once, orders would stand in line behind their readings."""
+        loop = asyncio.get_running_loop()
+        fleet = await self._ledger.engines.watched()
+        for engine_id in self._lookouts.keys() - {each.engine_id for each in fleet}:
             self._forget(engine_id)
+        began = loop.time()
+        chosen = rounds.due(fleet, began)
+        for place, each in enumerate(chosen):
+            ahead_s = began + rounds.look_s * place / len(chosen) - loop.time()
+            if ahead_s > 0:
+                await asyncio.sleep(ahead_s)
+            self._look_at(each)
 
-    def _look_at(self, engine: Engine) -> None:
-        lookout = self._lookout(engine.id)
-        tried_at = engine.observed.observed_at
+    def _look_at(self, watched: Watched) -> None:
+        lookout = self._lookout(watched.engine_id)
+        tried_at = watched.observed_at
+        if lookout.told_at is not None and (tried_at is None or lookout.told_at > tried_at):
+            tried_at = lookout.told_at  # since the fleet was looked at
         # Another gateway on the same ledger may just have looked.
-        half = timedelta(seconds=self._interval_s / 2)
+        half = timedelta(seconds=(BUSY_S if watched.busy else self._interval_s) / 2)
         if not lookout.reading and (tried_at is None or self._clock.now() - tried_at > half):
-            lookout.read(engine)
-        sample = asyncio.get_running_loop().create_task(lookout.sample_load(engine))
+            lookout.read(lookout.known(watched))
+        sample = asyncio.get_running_loop().create_task(lookout.sample_load(watched))
         self._samples.add(sample)
         sample.add_done_callback(self._samples.discard)
 

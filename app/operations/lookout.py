@@ -25,6 +25,7 @@ from app.domain.errors import (
 from app.domain.facts import EXTERNAL, EngineFacts
 from app.domain.operation import JsonObject
 from app.ledger.ledger import Ledger
+from app.ledger.values import Watched
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class LoadSample:
 class Reading:
     """One try. Either the engine answered, or `failure` says why there is nothing new."""
 
-    engine: Engine
+    observed: Observed
     discovery: Discovery | None
     failure: ChadburnError | None
 
@@ -62,11 +63,19 @@ class Lookout:
         self._running: set[asyncio.Task[Reading]] = set()
         self._history: deque[LoadSample] = deque()
         self._told_at: datetime | None = None
+        self._stored: Engine | None = None
 
     @property
     def told_at(self) -> datetime | None:
         """When the latest reading that is stored was asked for. UTC; None: none yet."""
         return self._told_at
+
+    def known(self, watched: Watched) -> Engine | None:
+        """As it was stored here, if that is still what the ledger has."""
+        stored = self._stored
+        if stored is None or stored.registration.generation != watched.generation:
+            return None
+        return stored if stored.observed.observed_at == watched.observed_at else None
 
     @property
     def reading(self) -> bool:
@@ -83,11 +92,12 @@ class Lookout:
             self._latest = task
         return self._latest
 
-    async def sample_load(self, engine: Engine) -> None:
-        """One entry of the history, if the engine answers. `engine`: as the ledger has just had
-        it."""
+    async def sample_load(self, watched: Watched) -> None:
+        """One entry of the history, if the engine answers."""
+        stored = self._stored
+        same = stored is not None and stored.registration.generation == watched.generation
         try:
-            load = await self.load(READ_TIMEOUT_S, engine)
+            load = await self.load(READ_TIMEOUT_S, stored if same else None)
         except ChadburnError:
             return
         now = self._clock.now()
@@ -161,8 +171,8 @@ class Lookout:
             info=found.info or (known.info if same_life else {}),
             models=found.models or (known.models if same_life else ()),
         )
-        await self._store(observed, asked_at)
-        return Reading(replace(engine, observed=observed), found, None)
+        await self._store(engine, observed, asked_at)
+        return Reading(observed, found, None)
 
     async def _keep(self, silent: EngineSilent, asked_at: datetime) -> Reading:
         """What was known stays known; that it is not confirmed shows in the health."""
@@ -174,12 +184,13 @@ class Lookout:
         if health is not engine.observed.health:  # once, and not with each reading
             log.warning("engine %s is %s: %s", self._engine_id, health, failure.message)
         observed = replace(engine.observed, health=health, observed_at=asked_at)
-        await self._store(observed, asked_at)
-        return Reading(replace(engine, observed=observed), None, failure)
+        await self._store(engine, observed, asked_at)
+        return Reading(observed, None, failure)
 
-    async def _store(self, observed: Observed, asked_at: datetime) -> None:
+    async def _store(self, engine: Engine, observed: Observed, asked_at: datetime) -> None:
         await self._ledger.engines.observe(self._engine_id, observed)
         self._told_at = asked_at
+        self._stored = replace(engine, observed=observed)
 
     async def _attributed(self, facts: EngineFacts, before: EngineFacts | None) -> EngineFacts:
         """Say who paused it: an operation of this ledger, or somebody else."""

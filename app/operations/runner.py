@@ -96,12 +96,20 @@ class Runner:
         """What is open by the ledger's word. That finds what a process before this one left, what
         another gateway accepted for an engine that is driven here, and what it cancelled."""
         known = {engine_id: desk.known() for engine_id, desk in self._desks.items()}
-        found: dict[str, list[Operation]] = {}
-        for operation in await self._ledger.operations.open_ones():
-            found.setdefault(operation.engine_id, []).append(operation)
-        for engine_id in found.keys() | self._desks.keys():
-            operations = found.get(engine_id, [])
-            gone = known.get(engine_id, frozenset()) - {each.id for each in operations}
-            self._desk(engine_id).offer(operations, gone)
+        marks = await self._ledger.operations.open_marks()
+        here = {name: at for of_engine in known.values() for name, at in of_engine.items()}
+        # Read whole only where there is news: with a fleet at work there are thousands.
+        news = {
+            each.operation_id for each in marks if here.get(each.operation_id, -1) < each.sequence
+        }
+        offered: dict[str, list[Operation]] = {each.engine_id: [] for each in marks if each.waits}
+        for operation in await self._ledger.operations.several(news) if news else ():
+            offered.setdefault(operation.engine_id, []).append(operation)
+        still_open = {each.operation_id for each in marks}
+        gone = {name: of_engine.keys() - still_open for name, of_engine in known.items()}
+        # Also to one whose work a fault has ended, and that has the same open as before.
+        stalled = {name for name, desk in self._desks.items() if desk.idle}
+        for engine_id in offered.keys() | stalled | {name for name in gone if gone[name]}:
+            self._desk(engine_id).offer(offered.get(engine_id, ()), gone.get(engine_id, ()))
         for engine_id in [each for each, desk in self._desks.items() if desk.idle]:
             del self._desks[engine_id]

@@ -9,6 +9,7 @@ from datetime import timedelta
 from app.backends.port import Discovery, EngineBackend, EngineSilent
 from app.clock import Clock
 from app.domain.commands import check_revision, command_of
+from app.domain.engine import Engine
 from app.domain.errors import ChadburnError, EngineBusy, EngineFault, EngineFrozen, UnknownEngine
 from app.domain.kinds import OperationState
 from app.domain.operation import Operation
@@ -60,8 +61,9 @@ class SettingOut:
                 await self._attention.wait(min(left_s, self._pace.sweep_s))
                 continue
             try:
-                backend = await self._fleet.backend(self._operation.engine_id)
-                instance_id = await self._instance_id()
+                engine = await self._fleet.engine(self._operation.engine_id)
+                backend = self._fleet.backend_of(engine)
+                instance_id = await self._instance_id(engine)
             except _Unfit as unfit:
                 await self._log.take(not_sent(unfit.error))
                 return None
@@ -106,17 +108,16 @@ class SettingOut:
         deadline_at = self._operation.deadline_at
         return timedelta.max if deadline_at is None else deadline_at - self._clock.now()
 
-    async def _instance_id(self) -> str:
+    async def _instance_id(self, engine: Engine) -> str:
         """Which process of the engine answers now. One that was queued is judged by what the engine
         says at this moment: those before it have changed what it was judged by. Raises _Unfit."""
-        engine_id = self._operation.engine_id
         if self._is_queued:
-            discovery = await self._fleet.discover(engine_id)
+            discovery = await self._fleet.discover(engine.id)
             self._judge(discovery)
             return discovery.facts.instance_id
-        facts = (await self._fleet.engine(engine_id)).observed.facts
+        facts = engine.observed.facts
         if facts is None or abs(self._clock.now() - facts.observed_at) > FRESH_FOR:
-            facts = (await self._fleet.discover(engine_id)).facts
+            facts = (await self._fleet.discover(engine.id)).facts
         return facts.instance_id
 
     def _judge(self, discovery: Discovery) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from datetime import timedelta
+from enum import Enum
 
 import pytest
+from sqlalchemy.exc import IntegrityError
 
 from app.domain.capabilities import Capabilities, Limits
 from app.domain.engine import (
@@ -36,7 +40,7 @@ from app.domain.kinds import (
 )
 from app.domain.transitions import Completed, Dispatched
 from app.ledger import Ledger
-from app.ledger.values import AuditFilter, EngineFilter
+from app.ledger.values import AuditFilter, EngineFilter, Watched
 from tests.ledger.samples import (
     IN_ANY_CASE,
     START,
@@ -196,6 +200,51 @@ async def test_an_older_reading_does_not_replace_a_newer_one(ledger: Ledger) -> 
     assert await known() is HealthState.DEGRADED
     with pytest.raises(UnknownEngine):
         await ledger.engines.observe("e2", first)
+
+
+async def test_readings_that_come_together_cost_each_other_nothing(ledger: Ledger) -> None:
+    names = [f"e{number}" for number in range(250)]  # more than go into one transaction
+    for name in names:
+        await with_engine(ledger, name)
+    spoilt = replace(READING, health=Enum("Health", {"FINE": "fine"}).FINE)  # type: ignore[arg-type]
+    readings = [(name, READING) for name in names]
+    readings[7] = (names[7], spoilt)
+    readings += [("never-registered", READING), (names[3], replace(READING, observed_at=START))]
+    told = await asyncio.gather(
+        *(ledger.engines.observe(name, reading) for name, reading in readings),
+        return_exceptions=True,
+    )
+    wrong = {readings[place][0]: error for place, error in enumerate(told) if error is not None}
+    assert isinstance(wrong.pop("never-registered"), UnknownEngine)
+    assert isinstance(wrong.pop(names[7]), IntegrityError)
+    assert wrong == {}
+    for name in names:
+        engine = await ledger.engines.get(name)
+        assert engine is not None
+        assert engine.observed == (Observed() if name == names[7] else READING), name
+
+
+async def test_who_gives_up_waiting_stops_no_reading(ledger: Ledger) -> None:
+    await with_engine(ledger)
+    gone = asyncio.ensure_future(ledger.engines.observe("e1", READING))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await ledger.engines.observe("e1", Observed(observed_at=START))
+    engine = await ledger.engines.get("e1")
+    assert engine is not None
+    assert engine.observed == READING
+
+
+async def test_what_is_watched(ledger: Ledger) -> None:
+    for name in ("e1", "e2", "e3"):
+        await with_engine(ledger, name)
+    await ledger.engines.observe("e2", READING)
+    await ledger.engines.remove("e3", 1, entry())
+    await accept(ledger, order(engine_id="e1"))
+    assert await ledger.engines.watched() == (
+        Watched("e1", 1, None, busy=True),
+        Watched("e2", 1, READING.observed_at, busy=False),
+    )
 
 
 async def test_a_clock_that_is_set_back_does_not_stop_the_readings(ledger: Ledger) -> None:

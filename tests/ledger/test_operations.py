@@ -427,6 +427,14 @@ async def test_operations_are_found_by_each_filter(ledger: Ledger) -> None:
     assert await found(engine_id="e1", subject="bob") == []
     assert [one.id for one in await ledger.operations.open_ones()] == [first.id, second.id]
     assert [one.id for one in await ledger.operations.open_ones("e2")] == [second.id]
+    marks = await ledger.operations.open_marks()
+    assert [(one.operation_id, one.engine_id, one.state.value) for one in marks] == [
+        (first.id, "e1", "running"),
+        (second.id, "e2", "accepted"),
+    ]
+    several = await ledger.operations.several([second.id, "no such one", first.id])
+    assert [one.id for one in several] == [first.id, second.id]
+    assert [one.sequence for one in several] == [each.sequence for each in marks]
 
 
 async def test_operations_are_found_by_the_whole_key_whoever_used_it(ledger: Ledger) -> None:

@@ -94,6 +94,8 @@ async def test_no_hot_path_reads_a_whole_table(ledger: Ledger) -> None:
         "replay": lambda: ledger.operations.replay(ALICE, "k1", "f1"),
         "open ones": lambda: ledger.operations.open_ones(),
         "open ones of one": lambda: ledger.operations.open_ones("e1"),
+        "open marks": ledger.operations.open_marks,
+        "several": lambda: ledger.operations.several([first.id]),
         "line": lambda: ledger.operations.line("e1"),
         "page": lambda: ledger.operations.page(OperationFilter(), 99),
         "page of one": lambda: ledger.operations.page(OperationFilter(engine_id="e1"), 99),

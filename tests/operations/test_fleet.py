@@ -273,19 +273,19 @@ class TestWatching:
         self, gateway: Gateway, engine: EngineDouble, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         calls = 0
-        page = gateway.ledger.engines.page
+        watched = gateway.ledger.engines.watched
 
-        async def failing(*args: Any) -> Any:
+        async def failing() -> Any:
             nonlocal calls
             calls += 1
             if calls < 3:
                 raise ZeroDivisionError
-            return await page(*args)
+            return await watched()
 
         fleet = Fleet(
             gateway.ledger, gateway.fleet._backends, gateway.clock, observe_interval_s=0.02
         )
-        monkeypatch.setattr(gateway.ledger.engines, "page", failing)
+        monkeypatch.setattr(gateway.ledger.engines, "watched", failing)
         await fleet.start()
         before = engine.rpcs["GetAdminProfile"]
         await until(lambda: engine.rpcs["GetAdminProfile"] > before)

@@ -113,7 +113,7 @@ class TestBeingAway:
         operation = await gateway.give(DRAIN)
         await until(lambda: engine.orders)
         away: list[Fault] = ["before"] * 30
-        for name in ("record", "renew", "get", "open_ones", "acquire", "observe"):
+        for name in ("record", "renew", "get", "open_marks", "acquire", "observe"):
             ledger.faults[name] = list(away)
         gateway.clock.go(60)
         go.set()
@@ -139,7 +139,7 @@ class TestBeingAway:
         self, faulty: tuple[Gateway, FaultyLedger], engine: EngineDouble
     ) -> None:
         gateway, ledger = faulty
-        for name in ("acquire", "open_ones"):
+        for name in ("acquire", "open_marks"):
             ledger.faults[name] = ["before"] * 3
         ended = await gateway.end_of(await gateway.give(FLUSH))
         assert ended.state is OperationState.SUCCEEDED

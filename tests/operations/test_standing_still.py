@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from app.backends.port import Order
+from app.domain.engine import Engine
 from app.domain.kinds import FailureEffect, OperationState
 from app.domain.operation import Operation
 from app.domain.transitions import Fact
@@ -83,14 +84,14 @@ async def pair(
     async with _pair(postgres_url, engine) as made:
         renew = made.still.ledger.leases.renew
 
-        async def backend(_engine_id: str) -> Any:
+        def backend_of(_engine: Engine) -> Any:
             return made.way
 
         async def renewed(*args: Any) -> Any:
             await made.way.go.wait()
             return await renew(*args)
 
-        monkeypatch.setattr(made.still.fleet, "backend", backend)
+        monkeypatch.setattr(made.still.fleet, "backend_of", backend_of)
         monkeypatch.setattr(made.still.ledger.leases, "renew", renewed)
         yield made
 
