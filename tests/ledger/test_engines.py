@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
+from typing import Any
 
 import pytest
 from sqlalchemy.exc import IntegrityError
@@ -206,7 +207,8 @@ async def test_readings_that_come_together_cost_each_other_nothing(ledger: Ledge
     names = [f"e{number}" for number in range(250)]  # more than go into one transaction
     for name in names:
         await with_engine(ledger, name)
-    spoilt = replace(READING, health=Enum("Health", {"FINE": "fine"}).FINE)  # type: ignore[arg-type]
+    unheard_of: Any = Enum("Health", {"FINE": "fine"})
+    spoilt = replace(READING, health=unheard_of.FINE)
     readings = [(name, READING) for name in names]
     readings[7] = (names[7], spoilt)
     readings += [("never-registered", READING), (names[3], replace(READING, observed_at=START))]
