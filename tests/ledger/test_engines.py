@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
-from typing import Any
 
 import pytest
 from sqlalchemy.exc import IntegrityError
@@ -203,12 +202,15 @@ async def test_an_older_reading_does_not_replace_a_newer_one(ledger: Ledger) -> 
         await ledger.engines.observe("e2", first)
 
 
+class UnheardOf(Enum):
+    FINE = "fine"
+
+
 async def test_readings_that_come_together_cost_each_other_nothing(ledger: Ledger) -> None:
     names = [f"e{number}" for number in range(250)]  # more than go into one transaction
     for name in names:
         await with_engine(ledger, name)
-    unheard_of: Any = Enum("Health", {"FINE": "fine"})
-    spoilt = replace(READING, health=unheard_of.FINE)
+    spoilt = replace(READING, health=UnheardOf.FINE)  # type: ignore[arg-type]
     readings = [(name, READING) for name in names]
     readings[7] = (names[7], spoilt)
     readings += [("never-registered", READING), (names[3], replace(READING, observed_at=START))]
