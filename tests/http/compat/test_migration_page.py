@@ -54,6 +54,23 @@ def test_the_layers_endpoints_are_there_and_none_that_orders_is_left_out(name: s
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS))
+def test_the_scopes_of_the_layers_endpoints_are_said_too(name: str) -> None:
+    taken = {
+        f"{method} {row.path}": set(map(str, row.scopes))
+        for row in LAYERS[name].rows
+        for method in row.methods
+    }
+    lacks = [
+        f"{one}: {taken[one] - said}"
+        for row in rows_of(name)
+        if (said := set(SCOPE.findall(row[2]))) and named(row[3])
+        for one in named(row[3])
+        if not taken[one] <= said
+    ]
+    assert lacks == []
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS))
 def test_what_it_calls_refused_is_refused(name: str) -> None:
     refused = {one.partition(" ")[2] for one in endpoints(LAYERS[name], refused=True)}
     for row in rows_of(name):
