@@ -7,7 +7,8 @@ export class Problem extends Error {
     const said = fields.detail || fields.title;
     super(said);
     Object.assign(this, { errors: [], operation: null, retryable: false }, fields);
-    this.detail = said.charAt(0).toUpperCase() + said.slice(1);
+    // Others' sentences stand among ours.
+    this.detail = said.charAt(0).toUpperCase() + said.slice(1) + (/[.!?:]$/.test(said) ? "" : ".");
   }
 
   /** Of a place in the body, such as "/mode". */

@@ -93,7 +93,7 @@ function OrderForm({ engine, order, can, preset, onClose }) {
       ${can.models.length > 1 && html`<${Field} id=${id("model")} value=${values.model} onChange=${(value) => change("model", value)}
         field=${{ type: "choice", label: "Model", options: [{ value: "", label: "The whole engine" }, ...can.models.map((value) => ({ value, label: value }))] }} />`}
     </details>
-    <${Plan} plan=${plan} problem=${shown} lacks=${lacks} values=${values} change=${change} me=${me} engine=${engine} />
+    ${!forbidden && html`<${Plan} plan=${plan} problem=${shown} lacks=${lacks} values=${values} change=${change} me=${me} engine=${engine} />`}
     ${grave && !forbidden && html`<div class="field grave"><label for=${id("confirmation")}>This can't be taken back. Type <b class="mono">${engine.id}</b> to confirm</label>
       <input id=${id("confirmation")} type="text" class="mono" autocomplete="off" spellcheck="false" value=${typed.confirmation ?? ""}
         onInput=${(event) => setTyped({ ...typed, confirmation: event.target.value })} /></div>`}

@@ -3,8 +3,8 @@ import { fleet } from "../core/fleet.js";
 import { html, useMemo } from "../core/html.js";
 import { to } from "../core/place.js";
 import { useStore } from "../core/store.js";
-import { atBrief, between, span } from "../core/time.js";
-import { Age } from "./bits.js";
+import { gatewayTime } from "../core/skew.js";
+import { atBrief, between, span, useNow } from "../core/time.js";
 import { OperationState, Verification } from "./badge.js";
 import { count, title, words } from "./words.js";
 
@@ -26,7 +26,11 @@ function Row({ read, engines }) {
       <td data-label="By"><${Actor} principal=${one.principal} /></td>
       <td data-label="Reason" class="wrap">${one.reason ?? html`<span class="dim">none</span>`}</td>
       <td data-label="When"><time datetime=${one.created_at}>${atBrief(one.created_at)}</time></td>
-      <td data-label="Took">${one.ended_at ? span(between(one.created_at, one.ended_at)) : html`<${Age} at=${one.created_at} />`}</td></tr>`, [one, engines]);
+      <td data-label="Took">${one.ended_at ? span(between(one.created_at, one.ended_at)) : html`<${SoFar} since=${one.created_at} />`}</td></tr>`, [one, engines]);
+}
+
+function SoFar({ since }) {
+  return html`<span class="dim">${span(gatewayTime(useNow()) - Date.parse(since))} so far</span>`;
 }
 
 export function Actor({ principal }) {

@@ -5,7 +5,7 @@ import { gatewayTime } from "../core/skew.js";
 
 const WINDOW_MS = 10 * 60_000;
 const AGAIN_MS = 15_000;
-const [WIDTH, HEIGHT] = [96, 24];
+const [WIDTH, HEIGHT] = [96, 20];
 
 export const busyOf = (load) => (load.running_requests ?? 0) + (load.queued_requests ?? 0);
 
@@ -44,12 +44,13 @@ function drawn(items) {
   const values = items.map((one) => busyOf(one.load));
   const most = Math.max(1, ...values);
   const end = Date.parse(items.at(-1).at);
-  const x = (at) => WIDTH - 1 - ((end - Date.parse(at)) / WINDOW_MS) * (WIDTH - 2);
+  const x = (at) => WIDTH - 2.5 - ((end - Date.parse(at)) / WINDOW_MS) * (WIDTH - 4);
   const y = (value) => HEIGHT - 2 - (value / most) * (HEIGHT - 5);
   const line = items.map((one, index) => `${x(one.at).toFixed(1)},${y(values[index]).toFixed(1)}`).join(" ");
   const now = values.at(-1);
   const said = `${now} requests now, ${most} at most in the last 10 minutes`;
-  return html`<svg viewBox="0 0 ${WIDTH} ${HEIGHT}" role="img" aria-label=${said}><title>${said}</title>
+  return html`<b>${now}</b><svg viewBox="0 0 ${WIDTH} ${HEIGHT}" role="img" aria-label=${said}><title>${said}</title>
+    <line class="floor" x1="0" y1=${HEIGHT - 1.5} x2=${WIDTH} y2=${HEIGHT - 1.5} />
     <polyline points=${line} fill="none" stroke="currentColor" stroke-width="1.5" stroke-linejoin="round" />
-    <circle cx=${WIDTH - 1.5} cy=${y(now)} r="1.8" fill="currentColor" /></svg><b>${now}</b>`;
+    <circle cx=${WIDTH - 2.5} cy=${y(now)} r="1.8" fill="currentColor" /></svg>`;
 }

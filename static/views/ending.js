@@ -35,7 +35,7 @@ export function CancelDialog({ operation, onClose }) {
     event.preventDefault();
     if (!sending) send(reason.trim() ? { reason: reason.trim() } : {});
   };
-  return html`<${Dialog} title="Cancel this ${words(operation.kind)}?" onClose=${onClose}><form onSubmit=${submit}>
+  return html`<${Dialog} title="Cancel “${words(operation.kind)}”?" onClose=${onClose}><form onSubmit=${submit}>
     <p>The engine is asked to end it. That may be too late, and its end is told as any other: the operation can still succeed or fail.</p>
     <${Field} id="cancel-reason" field=${{ type: "text", label: "Reason", most: 500 }} value=${reason} onChange=${setReason} />
     <${Refused} problem=${problem} />
@@ -58,7 +58,7 @@ export function SettleDialog({ operation, onClose }) {
     event.preventDefault();
     if (ready && !sending) send({ outcome, reason: reason.trim() });
   };
-  return html`<${Dialog} title="State how this ${words(operation.kind)} has ended" onClose=${onClose}><form onSubmit=${submit}>
+  return html`<${Dialog} title="State how “${words(operation.kind)}” has ended" onClose=${onClose}><form onSubmit=${submit}>
     <p>Nothing is asked of the engine, and no fact is changed. You state the end, under your name, and it can't be taken back. It frees the engine for other orders.</p>
     <${Field} id="settle-outcome" field=${{ type: "choice", label: "Outcome", options: OUTCOMES }} value=${outcome} onChange=${setOutcome} />
     <${Field} id="settle-reason" field=${{ type: "text", label: "How you know", most: 500 }} value=${reason} onChange=${setReason} />

@@ -16,7 +16,7 @@ import { useLoad } from "../parts/load.js";
 import { OperationTable } from "../parts/operations.js";
 import { Empty, Failure, Loading, Note } from "../parts/states.js";
 import { title, words } from "../parts/words.js";
-import { Adapters, Capabilities, KvEventSources, Profiles, Ranks } from "./engine_parts.js";
+import { AWAY, Adapters, Capabilities, KvEventSources, Profiles, Ranks } from "./engine_parts.js";
 import { Weights } from "./fleet.js";
 import { Freezing } from "./freezing.js";
 import { LoadChart } from "./load_chart.js";
@@ -78,7 +78,7 @@ function Engine({ engine }) {
     <section aria-labelledby="history"><h2 id="history">History</h2><${History} engine=${engine.id} /></section>
     <section aria-labelledby="can"><h2 id="can">Capabilities</h2>${capabilities.data
       ? html`<${Capabilities} can=${capabilities.data} />`
-      : capabilities.problem ? html`<${Failure} problem=${capabilities.problem} title="The engine does not say what it can do" />` : html`<${Loading} />`}</section>
+      : capabilities.problem?.reason === AWAY ? html`<${Empty} title="Not known while it does not answer." />` : capabilities.problem ? html`<${Failure} problem=${capabilities.problem} title="The engine does not say what it can do" />` : html`<${Loading} />`}</section>
     ${ordering && html`<${OrderDialog} key=${ordering} engine=${engine} kind=${ordering} preset=${preset} onClose=${() => setQuery({ order: "", name: "" }, { replace: false })} />`}`;
 }
 
@@ -88,7 +88,7 @@ function UnderWay({ engine }) {
   const { progress } = operation;
   return html`<a class="underway" href=${to("operations", operation.id)}><b>${title(words(operation.kind))}</b> <${OperationState} operation=${operation} />
     <span class="dim">${progress ? `${words(progress.phase)}${progress.total ? `, ${progress.done} of ${progress.total} ${progress.unit}` : ""}` : ""} · by ${operation.principal.subject}</span>
-    ${progress && html`<${Progress} done=${progress.done} total=${progress.total} label=${words(operation.kind)} />`}</a>`;
+    ${progress && operation.state !== "reconciling" && html`<${Progress} done=${progress.done} total=${progress.total} label=${words(operation.kind)} />`}</a>`;
 }
 
 /** What the engine offers and the caller may not, or not now, is shown with the reason. */

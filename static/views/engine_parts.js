@@ -20,7 +20,11 @@ function useOf(engine, what) {
   return useLoad((signal) => get(`${under(engine)}/${what}`, { signal }), `${engine.id} ${engine.revision} ${engine.health.state === "unreachable"}`);
 }
 
+/** Said once at the head of its page. */
+export const AWAY = "ENGINE_UNREACHABLE";
+
 function Held({ state: [{ data, problem }, again], children, refusedTitle }) {
+  if (problem?.reason === AWAY && !data) return html`<${Empty} title="Not known while it does not answer." />`;
   if (problem && !data) return html`<${Failure} problem=${problem} retry=${again} title=${problem.forbidden ? refusedTitle : undefined} />`;
   return data ? children(data) : html`<${Loading} />`;
 }

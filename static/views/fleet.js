@@ -155,7 +155,7 @@ function Running({ engine, operation }) {
   const { progress } = operation;
   return html`<div class="running"><a href=${to("operations", operation.id)}>${title(words(operation.kind))}</a> ${operation.state === "running" ? "" : html`<${OperationState} operation=${operation} />`}
     ${progress && html`<span class="small dim">${words(progress.phase)}${progress.total ? ` ${progress.done} of ${progress.total} ${progress.unit}` : ""}</span>
-    <${Progress} done=${progress.done} total=${progress.total} label=${`${words(operation.kind)} of ${engine.id}`} />`}</div>`;
+    ${operation.state !== "reconciling" && html`<${Progress} done=${progress.done} total=${progress.total} label=${`${words(operation.kind)} of ${engine.id}`} />`}`}</div>`;
 }
 
 function Revision({ engine }) {

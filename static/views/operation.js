@@ -121,7 +121,7 @@ const EFFECTS = {
 
 function Fault({ error }) {
   return html`<div class="note bad"><div><p><b>${title(words(error.reason.toLowerCase()))}.</b> ${error.message}</p>
-    <p>${EFFECTS[error.effect] ?? error.effect}${error.ranks.length > 0 && ` ${error.ranks.length === 1 ? "Rank" : "Ranks"} ${error.ranks.join(", ")}.`}${error.retryable && " The same order may be given again."}</p>
+    <p>${EFFECTS[error.effect] ?? error.effect}${error.ranks.length > 0 && ` ${error.ranks.length === 1 ? "Rank" : "Ranks"} ${error.ranks.join(", ")} failed.`}${error.retryable && " The same order may be given again."}</p>
     <p class="small dim"><a href=${`${ROOT}problems/${error.reason.toLowerCase().replaceAll("_", "-")}`} target="_blank" rel="noopener">${error.reason}</a> · ${error.code}</p></div></div>`;
 }
 

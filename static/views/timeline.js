@@ -21,9 +21,10 @@ export function Phases({ events, operation }) {
   if (operation.ended_at) phases.at(-1).until ??= operation.ended_at;
   return html`<ol class="phases">${phases.map((one, index) => {
     const over = one.until !== null;
-    return html`<li key=${index} class=${over ? "over" : "now"}><span class="phase-name">${title(words(one.phase))}</span>
+    const lost = operation.state === "reconciling"; // nobody says that it goes on
+    return html`<li key=${index} class=${over ? "over" : lost ? "lost" : "now"}><span class="phase-name">${title(words(one.phase))}</span>
       <${Progress} done=${over && !one.total ? 1 : one.done} total=${over && !one.total ? 1 : one.total} label=${words(one.phase)} />
-      <span class="small dim">${one.total ? `${one.done} of ${one.total} ${one.unit}` : ""}${over ? ` ${span(between(one.from, one.until))}` : " now"}</span></li>`;
+      <span class="small dim">${one.total ? `${one.done} of ${one.total} ${one.unit}` : ""}${over ? ` ${span(between(one.from, one.until))}` : lost ? " heard of last" : " now"}</span></li>`;
   })}</ol>`;
 }
 
@@ -40,7 +41,9 @@ const RANK = {
 export function Lanes({ events, operation }) {
   const lanes = operation.ranks.map((now) => {
     const steps = events.filter((one) => one.type === "rank" && one.data.rank === now.rank).map((one) => ({ ...one.data, time: one.time }));
-    return { rank: now.rank, steps: steps.length ? steps : [now] };
+    // Told twice is come through once.
+    const fresh = steps.filter((one, index) => one.state !== steps[index - 1]?.state || one.message !== steps[index - 1]?.message);
+    return { rank: now.rank, steps: fresh.length ? fresh : [now] };
   });
   return html`<ol class="lanes">${lanes.map(({ rank, steps }) => html`<li key=${rank}><span class="lane-name">Rank ${rank}</span>
     <ol>${steps.map(({ state, message, time }, index) => {
@@ -66,7 +69,8 @@ const LOOKS = {
 export function Timeline({ events, operation }) {
   if (!events.length) return html`<${Empty} title="No events yet." />`;
   return html`<ol class="timeline" aria-live=${operation.done ? undefined : "polite"} aria-relevant="additions">${events.map((one) => {
-    const [tone, icon, label] = LOOKS[one.type] ?? ["dim", "dot", one.type];
+    const [usual, sign, label] = LOOKS[one.type] ?? ["dim", "dot", one.type];
+    const [tone, icon] = one.type === "rank" && one.data.state === "failed" ? RANK.failed : [usual, sign];
     return html`<li key=${one.sequence} class=${tone}><time datetime=${one.time} title=${atFull(one.time)}>${atClock(one.time)}</time><${Icon} name=${icon} /><span><b>${label}</b> ${said(one)}</span></li>`;
   })}</ol>`;
 }

@@ -14,6 +14,7 @@ from app.enginekit.runtime import Order, RuntimeFault
 from tests.browser.staging import stage
 from tests.browser.watching import Dashboard, has
 from tests.enginekit.minimal_engine import fault, slow, until
+from tests.http.logging_in import BRIEF
 from tests.idp.oidc_provider.running import RealProvider
 
 pytestmark = pytest.mark.anyio
@@ -128,6 +129,94 @@ async def test_a_session_that_ends_takes_nothing_of_what_was_typed(
         await page.locator("dialog").get_by_role("button", name="Update weights").click()
         await board.heading("Update weights")
         assert all("status of 401" in one for one in board.refused), board.refused
+
+
+FOCUS = """() => {
+    const now = document.activeElement, seen = getComputedStyle(now);
+    return [
+        now.getAttribute("aria-label") ?? now.labels?.[0]?.innerText ?? now.innerText,
+        seen.outlineStyle !== "none" || now.tabIndex === -1,
+    ];
+}"""
+"""What has the focus, and whether that can be seen."""
+
+
+async def tab_to(board: Dashboard, name: str, most: int = 60) -> None:
+    """As somebody without a mouse comes to it; all that lies on the way has to show the focus."""
+    passed = []
+    for _ in range(most):
+        await board.page.keyboard.press("Tab")
+        said, visible = await board.page.evaluate(FOCUS)
+        passed.append(said.strip())
+        assert visible, f"the focus can't be seen on {said!r}"
+        if passed[-1] == name:
+            return
+    pytest.fail(f"{name!r} was not among {passed}")
+
+
+@pytest.mark.long
+async def test_an_order_is_given_and_followed_without_a_mouse(
+    chromium: Browser, tmp_path: Path, provider: RealProvider
+) -> None:
+    async with stage(chromium, tmp_path, provider) as (board, full, _):
+        page, keyboard = board.page, board.page.keyboard
+        await board.sees("Serving", "tbody")
+        await tab_to(board, "full")
+        await keyboard.press("Enter")
+        await board.heading("full")
+        await expect(board.button("Pause")).to_be_visible()
+        await tab_to(board, "Pause")
+        await keyboard.press("Enter")
+        await board.sees("Checked against revision", "dialog")
+        await keyboard.press("Escape")
+        await expect(page.locator("dialog")).to_have_count(0)
+        assert (await page.evaluate(FOCUS))[0] == "Pause", "the focus is where it was"
+        await keyboard.press("Enter")
+        await board.sees("Checked against revision", "dialog")
+        await tab_to(board, "Let running requests finish")
+        await keyboard.press("ArrowDown")
+        await expect(page.get_by_label("Freeze running requests until resumed")).to_be_checked()
+        await tab_to(board, "Reason")
+        await keyboard.type("by keyboard")
+        await board.sees("Checked against revision", "dialog")
+        await tab_to(board, "Pause")
+        await keyboard.press("Enter")
+        await board.heading("Pause")
+        await board.sees("Succeeded", ".head")
+        told = (await full.gate.get("/v1/operations?kind=pause")).json()["items"][0]
+        assert (told["request"]["mode"], told["reason"]) == ("keep", "by keyboard")
+        await tab_to(board, "Skip to the page")
+        await keyboard.press("Enter")
+        await tab_to(board, "full")
+        await keyboard.press("Enter")
+        await board.heading("full")
+        await board.sees("Paused", ".head")
+        assert board.refused == []
+
+
+@pytest.mark.long
+async def test_a_token_that_runs_out_over_a_half_filled_form(
+    chromium: Browser, tmp_path: Path, provider: RealProvider
+) -> None:
+    """Its cookie is there still, and nothing renews what it stood for."""
+    async with stage(chromium, tmp_path, provider, client_id=BRIEF, issuer={"leeway_s": 0}) as (
+        board,
+        full,
+        at,
+    ):
+        page = board.page
+        await board.go("engines/full?order=update_weights")
+        await page.get_by_label("Folder with the weights").fill("/models/v8")
+        over = page.get_by_role("dialog", name="Your session has ended")
+        await expect(over).to_be_visible(timeout=60_000)
+        assert full.double.rpcs["UpdateWeights"] == 0
+        async with page.context.expect_page() as opened:
+            await over.get_by_role("link", name="Log in").click()
+        tab = await opened.value
+        await tab.click('button[type="submit"]')
+        await tab.wait_for_url(f"{at.base}/ui/signed-in")
+        await expect(over).to_have_count(0)
+        assert await page.get_by_label("Folder with the weights").input_value() == "/models/v8"
 
 
 @pytest.mark.long

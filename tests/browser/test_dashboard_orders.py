@@ -139,7 +139,7 @@ async def test_a_weight_update_that_one_rank_refuses(
         await board.sees("Failed", ".head")
         said = page.locator(".note.bad")
         await expect(said).to_contain_text("rank 1 cannot")
-        await expect(said).to_contain_text("What had been changed was taken back. Rank 1.")
+        await expect(said).to_contain_text("What had been changed was taken back. Rank 1 failed.")
         lanes = page.locator(".lanes > li")
         await expect(lanes).to_have_count(2)
         await expect(lanes.nth(0)).to_contain_text("rolled back")
