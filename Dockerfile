@@ -18,13 +18,13 @@ RUN python -m venv --without-pip /opt/chadburn \
  && pip wheel --no-deps -w /wheels .
 
 FROM build AS build-gateway
-RUN pip --python /opt/chadburn/bin/python install -c constraints/pins.txt "$(echo /wheels/*.whl)[postgres]"
+RUN pip --python /opt/chadburn/bin/python install -c constraints/pins.txt "$(echo /wheels/*.whl)[postgres,otel]"
 
 FROM build AS build-engine
 # Where torch comes from: the CPU builds here, PyPI's or NVIDIA's for a machine with a GPU.
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 RUN pip --python /opt/chadburn/bin/python install -c constraints/pins.txt \
-      --extra-index-url "${TORCH_INDEX_URL}" "$(echo /wheels/*.whl)[engine]"
+      --extra-index-url "${TORCH_INDEX_URL}" "$(echo /wheels/*.whl)[engine,otel]"
 
 # ---- what both images share: no compiler, no pip cache, an account without rights ----
 FROM python:${PYTHON} AS base

@@ -50,9 +50,12 @@ from app.http.tail import Tail
 from app.http.waiting import Waiting
 from app.ledger.ledger import Ledger
 from app.ledger.values import EngineFilter, StoredEvent
+from app.observability.calls import EngineCalls
 from app.observability.log import configure_logging, logger
 from app.observability.metrics import Metrics
 from app.observability.refused_callers import RefusedCallers
+from app.observability.spans import NO_TRACING, Tracing
+from app.observability.traces import TracesRefused, opened_traces, sends_traces
 from app.operations.artifacts import Artifacts
 from app.operations.deadlines import Deadlines
 from app.operations.fleet import Fleet
@@ -67,10 +70,12 @@ from app.operations.runner import Runner
 from app.operations.sealing import Sealer
 from app.operations.sessions import Sessions
 from app.operations.settling import Settlements
+from app.operations.watched import Watched
 from app.posture import DOES_NOT_START, Posture, Remark, RouteNeed, posture_of
 from app.settings import Settings
 from app.startup import (
     EXIT_ADDRESS,
+    EXIT_SETTINGS,
     StartupRefused,
     checked,
     identities_of,
@@ -222,6 +227,8 @@ async def _opened(
     issuers, policy, login = meant.issuers, meant.policy, meant.login
     prepare_data_dir(settings)
     async with AsyncExitStack() as held:
+        # First, so that it ends last.
+        tracing = _tracing_of(settings, held)
         ledger = await opened_ledger(settings, clock)
         held.push_async_callback(ledger.close)
         await _tell_posture(settings, ledger, routes)
@@ -252,12 +259,21 @@ async def _opened(
                 Credentials(meant.credentials, clock),
                 clock,
                 kept=ledger.kept_states,
+                watcher=EngineCalls(metrics, tracing),
             )
         )
         # For people who look who drives an engine; the id is what tells one life from another.
         owner = f"{socket.gethostname()}:{os.getpid()}:{new_id()}"
         fleet, runner, orders, sessions = _use_cases(
-            settings, ledger, backends, clock, new_id, owner, meant.deadlines, between.pace
+            settings,
+            ledger,
+            backends,
+            clock,
+            new_id,
+            owner,
+            meant.deadlines,
+            between.pace,
+            Watched(metrics, tracing),
         )
         finding = finding_of(sources, ledger, fleet, clock, owner, metrics)
         sealer = Sealer(ledger, owner, settings.audit_seal_s)
@@ -340,7 +356,20 @@ async def _opened(
                 identities=Identities(meant.identities, clock) if meant.identities else None,
             ),
             "resource_metadata": metadata_url(settings.base_url),
+            "tracing": tracing,
         }
+
+
+def _tracing_of(settings: Settings, held: AsyncExitStack) -> Tracing:
+    """Raises StartupRefused."""
+    if settings.traces is None or not sends_traces(settings.traces):
+        return NO_TRACING
+    try:
+        tracing = opened_traces(settings.traces, "chadburn-gateway")
+    except TracesRefused as refused:
+        raise StartupRefused(str(refused), EXIT_SETTINGS) from refused
+    held.push_async_callback(tracing.close, settings.shutdown_grace_s)
+    return tracing
 
 
 async def _tell_posture(settings: Settings, ledger: Ledger, routes: tuple[RouteNeed, ...]) -> None:
@@ -392,10 +421,16 @@ def _use_cases(
     owner: str,
     deadlines: Deadlines,
     pace: Pace | None,
+    watched: Watched,
 ) -> tuple[Fleet, Runner, Orders, Sessions]:
     fleet = Fleet(ledger, backends, clock, observe_interval_s=settings.observe_interval_s)
     runner = Runner(
-        ledger, fleet, clock, owner=owner, pace=pace or Pace(lease_ttl_s=settings.lease_s)
+        ledger,
+        fleet,
+        clock,
+        owner=owner,
+        pace=pace or Pace(lease_ttl_s=settings.lease_s),
+        watched=watched,
     )
     orders = Orders(
         ledger,
@@ -407,6 +442,7 @@ def _use_cases(
         key_retention_s=settings.key_retention_hours * 3600.0,
         queue_limit=settings.max_queued_orders,
         max_open=settings.max_open_operations,
+        watched=watched,
     )
     sessions = Sessions(
         ledger, fleet, runner, clock, key_retention_s=settings.key_retention_hours * 3600.0

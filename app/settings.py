@@ -375,6 +375,8 @@ class Settings(BaseSettings):
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """A listener of its own for `/metrics`, without tokens. None: none."""
+    traces: str | None = None
+    """Where spans are sent: an OTLP endpoint, or `otel` for what the `OTEL_…` variables say."""
 
     @field_validator("public_url")
     @classmethod

@@ -27,6 +27,8 @@ from app.backends.credentials import (
 )
 from app.backends.port import EngineSilent, Silence
 from app.backends.reach import Address, OutOfReach, ReachPolicy
+from app.backends.telling import Trouble
+from app.backends.watched import Begin, WatchedChannel
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +110,12 @@ class Line:
         credential: Credential,
         *,
         resolver: Resolve = resolve,
+        begin: Begin | None = None,
     ) -> None:
+        """`begin`: told of each call that is made on it."""
+        self._begin = begin
         self._address = address
+        self._trouble = Trouble(log, f"engine at {self.name}")
         self._reach = reach
         self._credential = credential
         self._resolver = resolver
@@ -119,6 +125,12 @@ class Line:
         self._stamps: tuple[FileStamp, ...] = ()
         self._leaving: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._suspect = False
+
+    @property
+    def name(self) -> str:
+        """As it is registered, for the log."""
+        address = self._address
+        return address.socket or f"{address.host}:{address.port}"
 
     async def channel(self) -> grpc.aio.Channel:
         """The channel to use now: a new one when a file of TLS was replaced, so that the first
@@ -159,21 +171,25 @@ class Line:
             stamps = self._found()
             files = self._files()
         except OutOfReach as refused:
-            log.error("an engine's address may not be used: %s", refused.message)
+            self._trouble.seen(logging.ERROR, f"its address may not be used: {refused.message}")
             await self._drop()
             raise EngineSilent(Silence.REFUSED) from refused
         except CredentialUnavailable as missing:
-            log.error("no credential for an engine: %s", missing)
+            self._trouble.seen(logging.ERROR, f"no credential: {missing}")
             raise EngineSilent(Silence.AUTH_REFUSED) from missing
         except (OSError, TimeoutError) as failed:
-            log.warning("an engine's name could not be resolved: %s", type(failed).__name__)
+            said = f"its name could not be resolved: {type(failed).__name__}"
+            self._trouble.seen(logging.WARNING, said, "name")
             raise EngineSilent(Silence.UNREACHABLE) from failed
         self._stamps = stamps
         if self._half_replaced():
-            log.warning("the certificate and the key for an engine do not belong together yet")
+            said = "certificate and key do not belong together yet"
+            self._trouble.seen(logging.WARNING, said)
             if self._made_of is None:
                 raise EngineSilent(Silence.AUTH_REFUSED)
             files = self._made_of[1]
+        else:
+            self._trouble.over()
         if (target, files) == self._made_of and self._channel is not None:
             return
         if self._made_of is not None and self._made_of[0] == target:
@@ -239,10 +255,12 @@ class Line:
         options: list[tuple[str, str | int]] = [*_OPTIONS, ("grpc.default_authority", name)]
         interceptors = [DeadlineInterceptor()]
         if self._credential.tls is None:
-            return grpc.aio.insecure_channel(target, options, interceptors=interceptors)
-        options.append(("grpc.ssl_target_name_override", name))
-        credentials = grpc.ssl_channel_credentials(*files)
-        return grpc.aio.secure_channel(target, credentials, options, interceptors=interceptors)
+            made = grpc.aio.insecure_channel(target, options, interceptors=interceptors)
+        else:
+            options.append(("grpc.ssl_target_name_override", name))
+            credentials = grpc.ssl_channel_credentials(*files)
+            made = grpc.aio.secure_channel(target, credentials, options, interceptors=interceptors)
+        return made if self._begin is None else WatchedChannel(made, self._begin)
 
 
 def _place(ip: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> str:

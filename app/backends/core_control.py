@@ -19,6 +19,7 @@ from app.backends.endpoint import Endpoint, NotKnownThere
 from app.backends.kept_states import KeptStates
 from app.backends.port import EngineSilent, Silence
 from app.backends.spelling import text_of
+from app.backends.telling import Trouble
 from app.domain.errors import ChadburnError
 from app.domain.kept_state import KeptState
 from app.domain.operation import JsonObject, JsonValue
@@ -65,6 +66,7 @@ class CoreControl:
         self._control = control
         self._engine_id = engine_id
         self._kept = kept
+        self._trouble = Trouble(log, f"engine {engine_id}")
 
     async def profile(self, timeout_s: float) -> CoreProfile:
         """Raises EngineSilent; also where the engine says that it has the admin service. Then what
@@ -81,11 +83,11 @@ class CoreControl:
     async def _profile(self, timeout_s: float) -> CoreProfile:
         server = await self._control.read(_get_server_info, timeout_s)
         if server.extra.fields["openengine_admin"].bool_value:
-            log.warning("engine %s: its admin service is not at its address", self._engine_id)
+            self._trouble.seen(logging.WARNING, "its admin service is not at its address")
             raise EngineSilent(Silence.REFUSED)
         if not server.instance_id:
             # Its restarts could not be told, and orders would go to processes unseen.
-            log.warning("engine %s does not say which process answers", self._engine_id)
+            self._trouble.seen(logging.WARNING, "it does not say which process answers")
             raise EngineSilent(Silence.MALFORMED)
         health = await self._control.read(_get_health, timeout_s)
         loras = await self._control.read(_list_loras, timeout_s)
@@ -105,6 +107,7 @@ class CoreControl:
                 loras=adapters,
             ),
         )
+        self._trouble.over()
         trouble = _TROUBLES.get(state)
         return CoreProfile(profile, () if trouble is None else (trouble,))
 
@@ -127,7 +130,7 @@ class CoreControl:
                 if await self._kept.put(self._engine_id, after):
                     return after.revision
         except ChadburnError as error:
-            log.warning("what is kept of engine %s was not read: %r", self._engine_id, error)
+            self._trouble.seen(logging.WARNING, f"what is kept of it was not read: {error!r}")
         raise EngineSilent(Silence.DEADLINE)
 
 

@@ -23,6 +23,7 @@ from authlib.common.errors import AuthlibBaseError
 from authlib.integrations.httpx_client import AsyncOAuth2Client
 
 from app.backends.reach import names_host, parse_address
+from app.backends.telling import Trouble
 from app.clock import Clock
 from app.domain.errors import FieldFault, InvalidArgument
 
@@ -134,6 +135,7 @@ class OAuthBearer:
         self._clock = clock
         self._client: AsyncOAuth2Client | None = None
         self._lock = asyncio.Lock()
+        self._trouble = Trouble(log, f"token of {settings.client_id} for engines")
         self._token = ""
         self._renew_at: datetime | None = None
         self._ends_at: datetime | None = None
@@ -148,7 +150,10 @@ class OAuthBearer:
             except CredentialUnavailable:
                 if self._ends_at is None or now >= self._ends_at:
                     raise
-                log.warning("a token for an engine could not be renewed; the old one still holds")
+                said = "it could not be renewed; the old one still holds"
+                self._trouble.seen(logging.WARNING, said)
+            else:
+                self._trouble.over()
             return self._token
 
     def forget(self) -> None:

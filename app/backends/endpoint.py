@@ -14,6 +14,7 @@ from app.backends import status_map
 from app.backends.channels import Line
 from app.backends.credentials import Bearer, CredentialUnavailable
 from app.backends.port import EngineSilent, NotSent, Order, OutcomeLost, Silence
+from app.backends.telling import Trouble
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ T = TypeVar("T")
 _RECONNECT_S = 1.0
 _CONNECT_S = 2.0
 _LOOK_AGAIN_S = 0.02
+_AWAY = frozenset({Silence.UNREACHABLE, Silence.DEADLINE})
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -46,6 +48,11 @@ class Endpoint:
         self._line = line
         self._bearer = bearer
         self._span_id = span_id
+        self._trouble = Trouble(log, f"engine at {line.name}")
+
+    @property
+    def name(self) -> str:
+        return self._line.name
 
     async def open(self, trace_id: str | None = None) -> tuple[grpc.aio.Channel, Metadata]:
         """What a call needs. Raises EngineSilent: there is no way, or nothing to show."""
@@ -84,7 +91,9 @@ class Endpoint:
         while True:
             left_s = max(ends_at - loop.time(), 0.001)
             try:
-                return await call(channel, {"timeout": left_s, "metadata": metadata})
+                answer = await call(channel, {"timeout": left_s, "metadata": metadata})
+                self._trouble.over()
+                return answer
             except CLOSED as closed:
                 if was_asked_to_stop(closed):
                     raise
@@ -98,17 +107,25 @@ class Endpoint:
                     or not lost
                     or not await _connected(channel, min(ends_at - loop.time(), _RECONNECT_S))
                 ):
-                    raise self.failed(error) from error
+                    raise self.failed(error, again=True) from error
                 repeated = True
 
-    def failed(self, error: grpc.aio.AioRpcError) -> EngineSilent:
-        """Take note of a failed call, so that the next one does not fail for the same reason."""
+    def failed(self, error: grpc.aio.AioRpcError, *, again: bool = False) -> EngineSilent:
+        """Take note of a failed call, so that the next one does not fail for the same reason.
+        `again`: it is one that is made every few seconds."""
         silent = status_map.silence_of(error, connected=self._line.connected)
         if silent.reason is Silence.AUTH_REFUSED and self._bearer is not None:
             self._bearer.forget()
         if silent.reason in (Silence.UNREACHABLE, Silence.AUTH_REFUSED):
             self._line.doubt()
-        log.info("an engine's answer: %s", status_map.for_the_log(error))
+        said = status_map.for_the_log(error)
+        if silent.reason in _AWAY:
+            # One state, whichever code and words this call and that one find for it.
+            self._trouble.seen(logging.INFO, said, "away")
+        elif again:
+            self._trouble.seen(logging.INFO, said, error.code().name)
+        else:
+            log.info("an engine's answer: %s", said)
         return silent
 
     async def close(self) -> None:
@@ -120,7 +137,7 @@ class Endpoint:
             try:
                 found.append(("authorization", f"Bearer {await self._bearer.token()}"))
             except CredentialUnavailable as missing:
-                log.error("no credential for an engine: %s", missing)
+                self._trouble.seen(logging.ERROR, f"no credential: {missing}", "credential")
                 raise EngineSilent(Silence.AUTH_REFUSED) from missing
         if trace_id is not None:
             found.append(("traceparent", f"00-{trace_id}-{self._span_id()}-01"))

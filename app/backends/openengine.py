@@ -28,6 +28,7 @@ from app.backends.port import (
 from app.backends.session_letters import stage_request
 from app.backends.spelling import Malformed, text_of
 from app.backends.streams import StreamLimits, no_way, order_stream
+from app.backends.telling import Trouble
 from app.clock import Clock
 from app.domain.commands import AbortRequests, StartProfile
 from app.domain.kinds import OperationKind
@@ -88,6 +89,7 @@ class OpenEngineBackend:
         self._limits = limits
         self._described: tuple[str, JsonObject, tuple[JsonObject, ...]] | None = None
         self._describe_after = 0.0
+        self._trouble = Trouble(log, f"engine at {admin.name}")
 
     async def discover(self, timeout_s: float) -> Discovery:
         loop = asyncio.get_running_loop()
@@ -98,8 +100,9 @@ class OpenEngineBackend:
             facts = readings.facts_of(profile, self._clock.now())
             capabilities = readings.capabilities_of(profile)
         except Malformed as malformed:
-            log.warning("an engine's profile can't be read: %s", malformed)
+            self._trouble.seen(logging.WARNING, f"its profile can't be read: {malformed}")
             raise EngineSilent(Silence.MALFORMED) from malformed
+        self._trouble.over()
         troubles = (*read.troubles, *readings.troubles_of(profile))
         # Constant for the life of an engine process, unless that can be given another shape.
         reshapes = OperationKind.RECONFIGURE_SERVING in capabilities.operations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from functools import partial
 
 from app.backends.channels import Line, Resolve, resolve
 from app.backends.core_control import CoreControl
@@ -17,6 +18,7 @@ from app.backends.reach import ReachPolicy
 from app.backends.streams import StreamLimits
 from app.backends.vllm.backend import VllmBackend
 from app.backends.vllm.members import Crew, Seat
+from app.backends.watched import CallWatcher
 from app.clock import Clock
 from app.domain.engine import Dialect, Member, Registration, TlsNames
 from app.domain.errors import FieldFault, InvalidArgument, UnsupportedDialect
@@ -41,9 +43,12 @@ class Backends:
         limits: StreamLimits = _DEFAULT_LIMITS,
         resolver: Resolve = resolve,
         span_id: Callable[[], str] = _span_id,
+        watcher: CallWatcher | None = None,
     ) -> None:
         """`kept`: where is kept what engines of dialect `vllm` do not keep, and those that have no
-        admin service; None: nowhere, so that there are none of that dialect."""
+        admin service; None: nowhere, so that there are none of that dialect. `watcher`: of all
+        calls."""
+        self._watcher = watcher
         self._reach = reach
         self._credentials = credentials
         self._clock = clock
@@ -118,10 +123,10 @@ class Backends:
         members = sorted(registration.members, key=lambda member: member.rank)
         if registration.dialect is Dialect.VLLM:
             assert self._kept is not None  # or `check` had refused it
-            crew = Crew([self._seat(member, credential) for member in members])
+            crew = Crew([self._seat(member, registration, credential) for member in members])
             return VllmBackend(registration.id, crew, self._kept, self._clock, limits=self._limits)
         admin, control = (
-            self._endpoint(address, credential)
+            self._endpoint(address, registration, credential)
             for address in (members[0].admin, members[0].control)
         )
         return OpenEngineBackend(
@@ -132,13 +137,18 @@ class Backends:
             limits=self._limits,
         )
 
-    def _seat(self, member: Member, credential: Credential) -> Seat:
-        orders = self._endpoint(member.admin, credential)
+    def _seat(self, member: Member, registration: Registration, credential: Credential) -> Seat:
+        orders = self._endpoint(member.admin, registration, credential)
         if member.control == member.admin:
             return Seat(member.rank, orders, orders)
-        return Seat(member.rank, orders, self._endpoint(member.control, credential))
+        return Seat(member.rank, orders, self._endpoint(member.control, registration, credential))
 
-    def _endpoint(self, address: str, credential: Credential) -> Endpoint:
+    def _endpoint(
+        self, address: str, registration: Registration, credential: Credential
+    ) -> Endpoint:
         parsed = self._reach.check(address, encrypted=credential.encrypted)
-        line = Line(parsed, self._reach, credential, resolver=self._resolver)
+        begin = None
+        if self._watcher is not None:
+            begin = partial(self._watcher.begin, registration.dialect.value, registration.id)
+        line = Line(parsed, self._reach, credential, resolver=self._resolver, begin=begin)
         return Endpoint(line, credential.bearer, self._span_id)

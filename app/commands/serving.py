@@ -145,6 +145,13 @@ def engine(
     step_delay_ms: Annotated[
         int, typer.Option(min=0, help="Slept after each step, to be able to watch.")
     ] = 0,
+    traces: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENDPOINT",
+            help="Send spans there: an OTLP endpoint, or otel for what the OTEL_ variables say.",
+        ),
+    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="Write addresses and instance here once it answers.")
     ] = None,
@@ -233,6 +240,7 @@ def engine(
         inference_address=inference_address,
         admin_address=admin_address,
         vllm_control_address=vllm_control,
+        traces=traces,
         tokens=tokens,
         inference_tls=tls(None),
         admin_tls=tls(client_ca),

@@ -40,6 +40,7 @@ from app.enginekit.requests import ReadOrder, check_deadline, check_target
 from app.enginekit.runtime import ProfilerRuntime, Runtime
 from app.enginekit.sessions import OpenSession, ReadStage, Sessions
 from app.enginekit.state import EngineState
+from app.observability.spans import NO_TRACING, Tracing, spanned
 
 T = TypeVar("T")
 
@@ -59,7 +60,9 @@ class OrderDesk:
         *,
         capabilities: Callable[[], Capabilities],
         new_id: Callable[[], str],
+        tracing: Tracing = NO_TRACING,
     ) -> None:
+        self._tracing = tracing
         self._runtime = runtime
         self._state = state
         self._journal: Journal = state.journal
@@ -188,7 +191,7 @@ class OrderDesk:
             del self._interrupts[operation.id]
             raise
         work = self._work(live, order.command, interrupts)
-        self._keep(asyncio.create_task(self._run(operation.id, work)))
+        self._keep(asyncio.create_task(self._run(live, work)))
         return operation.id
 
     def _work(
@@ -213,9 +216,17 @@ class OrderDesk:
             runtime, state, live, command, interrupts, settings, hold_limit_ms, session
         ).run
 
-    async def _run(self, operation_id: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, live: LiveOperation, work: Callable[[], Awaitable[None]]) -> None:
+        operation_id, kind = live.operation.id, live.operation.kind.value
+        about = {"chadburn.kind": kind, "chadburn.engine_operation": operation_id}
         try:
-            await work()
+            # Below the call that brought the order, however long it goes on after that.
+            with spanned(self._tracing, f"carry out {kind}", about) as span:
+                await work()
+                ended = live.operation
+                span.note({"chadburn.operation.state": ended.state.value})
+                if ended.error is not None:
+                    span.fail(ended.error.reason)
         finally:
             del self._interrupts[operation_id]
             self._profiles.pop(operation_id, None)

@@ -30,7 +30,9 @@ from app.enginekit.runtime import Runtime, WatchedRuntime
 from app.enginekit.settings import KitSettings, SettingsError, TlsFiles, Verifier
 from app.enginekit.state import EngineState
 from app.enginekit.store import StoreInUse, StoreUnreadable
+from app.enginekit.tracing import traced_by
 from app.enginekit.vllm_service import VllmControlService
+from app.observability.spans import NO_TRACING, Tracing
 from app.rpc.openengine.v1 import admin_pb2_grpc, openengine_pb2_grpc
 from app.rpc.vllm import control_pb2_grpc as vllm_pb2_grpc
 
@@ -73,10 +75,13 @@ class EngineServer:
         now: Callable[[], datetime] = utc_now,
         new_id: Callable[[], str] = random_id,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        tracing: Tracing = NO_TRACING,
     ) -> None:
-        """`interceptors` go before both listeners' services, behind the judging of tokens."""
+        """`interceptors` go before both listeners' services, behind the judging of tokens.
+        `tracing`: continues the traces of callers; whoever opened it closes it after `stop`."""
         self._runtime = runtime
-        self._interceptors = tuple(interceptors)
+        self._tracing = tracing
+        self._interceptors = (*traced_by(tracing), *interceptors)
         self._settings = settings
         self._now = now
         self._new_id = new_id
@@ -158,6 +163,7 @@ class EngineServer:
             ),
             capabilities=self._capabilities,
             new_id=self._new_id,
+            tracing=self._tracing,
         )
         board = HealthBoard(state)
         state.changed = board.note

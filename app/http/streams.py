@@ -75,7 +75,7 @@ class EventStream(EventSourceResponse):
         self._still_may = still_may
         self._until_terminal = until_terminal
         now = rooms.clock.now()
-        self._asked_at = now
+        self._opened_at = self._asked_at = now
         self._sight_changed = False
         longest = now + timedelta(seconds=rooms.edge.stream_max_s)
         self._token_ends = who.expires_at <= longest
@@ -144,6 +144,7 @@ class EventStream(EventSourceResponse):
                     fresh, events, horizon = [], (), position
                 for stored in fresh:
                     yield self._rooms.tail.spelled(stored, self._event)
+                    self._count(stored)
                     if self._until_terminal and stored.event.type in TERMINAL_EVENTS:
                         return
                 position = max(position, horizon)
@@ -155,6 +156,12 @@ class EventStream(EventSourceResponse):
                     left_s = (self._ends_at - self._rooms.clock.now()).total_seconds()
                     wait_s = min(max(left_s, 0.0), self._rooms.edge.stream_look_s)
                     await self._rooms.tail.moved_past(position, wait_s)
+
+    def _count(self, stored: StoredEvent) -> None:
+        """It is sent by now. What had happened before the stream was there is no lag of it."""
+        if stored.event.time >= self._opened_at:
+            late = self._rooms.clock.now() - stored.event.time
+            self._rooms.metrics.event_sent(late.total_seconds())
 
     def _ask_now(self) -> None:
         self._asked_at -= timedelta(seconds=self._rooms.edge.stream_look_s)

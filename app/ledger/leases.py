@@ -35,12 +35,13 @@ class Leases:
 
         async def work(write: Write) -> Lease | None:
             known = await write.connection.execute(_REGISTERED, {"engine": engine_id})
-            if known.one_or_none() is None:
+            before = known.one_or_none()
+            if before is None:
                 raise UnknownEngine("there is no such engine")
             taken = {"engine_id": engine_id, "owner": owner, "expires_at": until, "now": now}
             take = await write.connection.execute(_TAKE[write.postgres], taken)
             fence = take.scalar_one_or_none()
-            return None if fence is None else Lease(engine_id, owner, fence, until)
+            return None if fence is None else Lease(engine_id, owner, fence, until, before[0] or "")
 
         return await self._database.write(work)
 
@@ -98,8 +99,10 @@ def _take(insert: postgresql.Insert | sqlite.Insert) -> ReturningInsert[int]:
 
 
 # Made once: to build and to compare a statement costs SQLAlchemy more than to run it.
-_REGISTERED = select(engines.c.id).where(
-    engines.c.id == bindparam("engine"), engines.c.removed_at.is_(None)
+_REGISTERED = (
+    select(leases.c.owner)
+    .select_from(engines.outerjoin(leases, leases.c.engine_id == engines.c.id))
+    .where(engines.c.id == bindparam("engine"), engines.c.removed_at.is_(None))
 )
 _TAKE = {False: _take(sqlite.insert(leases)), True: _take(postgresql.insert(leases))}
 _ITS = tuple(leases.c[name] == bindparam(f"its_{name}") for name in ("engine_id", "owner", "fence"))

@@ -180,6 +180,8 @@ class Lease:
     owner: str
     fence: int
     expires_at: datetime
+    taken_from: str = field(default="", compare=False)
+    """Who had let it run out when this holder took it; empty: it was free."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any, Literal, TextIO
 import structlog
 
 from app.domain.errors import ChadburnError
-from app.observability.tracing import current_ids
+from app.observability.tracing import what_it_came_of
 
 _FRAMES = 12
 _QUIET = (
@@ -111,10 +111,8 @@ def _tail(filename: str) -> str:
 
 
 def _with_ids(_logger: Any, _method: str, event: Event) -> Event:
-    ids = current_ids()
-    if ids is not None:
-        event.setdefault("request_id", ids.request_id)
-        event.setdefault("trace_id", ids.trace_id)
+    for name, value in what_it_came_of().items():
+        event.setdefault(name, value)
     return event
 
 

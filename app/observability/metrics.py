@@ -17,6 +17,8 @@ from app.observability.standing import Standing
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_CALL_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600)
+_LAG_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _OPERATION_SECONDS = (0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600)
 
 
@@ -77,6 +79,46 @@ class Metrics:
             ("source",),
             registry=self.registry,
         )
+        self._engine_calls = CounterMetric(
+            "chadburn_engine_calls",
+            "Calls to engines, by how gRPC says that they ended.",
+            ("dialect", "method", "code"),
+            registry=self.registry,
+        )
+        self._engine_call_seconds = Histogram(
+            "chadburn_engine_call_duration_seconds",
+            "How long calls to engines took; of an order, until its end.",
+            ("dialect", "method"),
+            buckets=_CALL_SECONDS,
+            registry=self.registry,
+        )
+        self._leases = Gauge(
+            "chadburn_leases_held",
+            "Engines that this gateway drives orders of.",
+            registry=self.registry,
+        )
+        self._leases_taken_over = CounterMetric(
+            "chadburn_leases_taken_over",
+            "Leases taken that another gateway had let run out.",
+            registry=self.registry,
+        )
+        self._leases_lost = CounterMetric(
+            "chadburn_leases_lost",
+            "Leases that ran out here and were taken by another gateway.",
+            registry=self.registry,
+        )
+        self._stream_lag = Histogram(
+            "chadburn_stream_lag_seconds",
+            "From when an event was written down until a stream had sent it.",
+            buckets=_LAG_SECONDS,
+            registry=self.registry,
+        )
+        self._admitted = CounterMetric(
+            "chadburn_auth_admitted",
+            "Calls of callers who may, by the scope that it takes; any, where it takes none.",
+            ("scope",),
+            registry=self.registry,
+        )
         self._standing = Standing()
         self.registry.register(self._standing)
 
@@ -99,6 +141,28 @@ class Metrics:
 
     def stream_closed(self) -> None:
         self._streams.dec()
+
+    def engine_called(self, dialect: str, method: str, code: str, seconds: float) -> None:
+        """`method`: as `Service/Method`. `code`: as gRPC names it."""
+        self._engine_calls.labels(dialect, method, code).inc()
+        self._engine_call_seconds.labels(dialect, method).observe(seconds)
+
+    def lease_taken(self, *, over: bool) -> None:
+        """`over`: from somebody who had not given it back."""
+        self._leases.inc()
+        if over:
+            self._leases_taken_over.inc()
+
+    def lease_ended(self, *, lost: bool) -> None:
+        self._leases.dec()
+        if lost:
+            self._leases_lost.inc()
+
+    def event_sent(self, seconds: float) -> None:
+        self._stream_lag.observe(max(seconds, 0.0))
+
+    def caller_admitted(self, scope: str) -> None:
+        self._admitted.labels(scope).inc()
 
     def saw(self, engines: Iterable[Engine], open_operations: Iterable[Operation]) -> None:
         """Engines and open operations as of now, for every scrape until the next call."""

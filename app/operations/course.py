@@ -14,11 +14,14 @@ stays `reconciling`, and asking goes on at a bounded pace.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
 
 from app.backends.port import (
     EngineBackend,
@@ -29,6 +32,7 @@ from app.backends.port import (
     OutcomeLost,
     StillRunning,
 )
+from app.backends.telling import Trouble
 from app.clock import Clock
 from app.domain.commands import command_of
 from app.domain.errors import ChadburnError
@@ -58,6 +62,7 @@ from app.operations.pace import Pace
 from app.operations.setting_out import SettingOut
 from app.operations.stage_sending import StageSender, session_id_of
 from app.operations.unsent import nothing_to_send, too_late
+from app.operations.watched import Origin, Watched, tell_written
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +76,18 @@ _NO_NEWS = frozenset({"OPERATION_ENDED", "OPERATION_NOT_FOUND"})
 
 class Course:
     def __init__(
-        self, logbook: Logbook, fleet: Fleet, clock: Clock, pace: Pace, backoff: Backoff
+        self,
+        logbook: Logbook,
+        fleet: Fleet,
+        clock: Clock,
+        pace: Pace,
+        backoff: Backoff,
+        watched: Watched,
+        origin: Origin,
     ) -> None:
+        self._watched = watched
+        self._origin = origin
+        self._context: contextvars.Context | None = None
         self._log = logbook
         self._fleet = fleet
         self._clock = clock
@@ -88,6 +103,7 @@ class Course:
         self._misses = 0
         self._refused: OperationError | None = None
         self._lost_at = clock.now()
+        self._trouble = Trouble(log, f"operation {logbook.operation.id}")
 
     @property
     def operation(self) -> Operation:
@@ -114,10 +130,20 @@ class Course:
     def doubt(self) -> None:
         """It does not seem to be open any more: look."""
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().create_task(self._look())
+            self._looking = self._beside(self._look())
 
     async def run(self) -> None:
         """Until it has ended. Raises LetGo. Cancelling this detaches; nothing is undone."""
+        with self._watched.driving(self.operation, self._origin) as span:
+            self._context = contextvars.copy_context()
+            self._log.written = partial(tell_written, span)
+            await self._run()
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Whoever gave cause for it, it is this operation's affair."""
+        return asyncio.get_running_loop().create_task(work, context=self._context)
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         going = loop.create_task(self._go())
         over = loop.create_task(self._ended_elsewhere.wait())
@@ -264,8 +290,9 @@ class Course:
                 # that does not know the order.
                 unknown_to = None if found else (await self._instance_id())
             except (EngineSilent, StillRunning, ChadburnError) as silent:
-                log.info("operation %s: no answer: %s", self.operation.id, silent)
+                self._trouble.seen(logging.INFO, f"no answer: {silent}", "silent")
                 continue
+            self._trouble.over()
             if found is not None:
                 lost = await self._follow(backend) or lost
                 if found.end is not None and not self._ended() and self._misses > _TRUSTED_MISSES:
@@ -345,8 +372,8 @@ class Course:
             self._sender = StageSender(
                 session_id, self._log, self._fleet, self._pace, self._backoff
             )
-            self._continuing = asyncio.get_running_loop().create_task(self._sender.run())
-            self._continuing.add_done_callback(self._continued)
+            self._continuing = self._beside(self._sender.run())
+            self._continuing.add_done_callback(self._continued, context=self._context)
 
     def _continued(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None:
@@ -360,8 +387,7 @@ class Course:
         operation = self.operation
         known = operation.engine_operation_id is not None
         if operation.cancel_requested and known and not operation.done and not self._cancelling:
-            task = asyncio.get_running_loop().create_task(self._cancel())
-            self._cancelling = task
+            self._cancelling = self._beside(self._cancel())
 
     async def _cancel(self) -> None:
         """Ask the engine to cancel until it has heard. How it ends is heard like any end."""
@@ -378,7 +404,7 @@ class Course:
                     await self._warn("CANCEL_REFUSED", refused.error.message)
                 return
             except (EngineSilent, ChadburnError) as silent:
-                log.info("operation %s is not cancelled yet: %s", self.operation.id, silent)
+                self._trouble.seen(logging.INFO, f"not cancelled yet: {silent}", "cancelling")
                 attempt += 1
                 await asyncio.sleep(self._backoff.pause_s(attempt))
 

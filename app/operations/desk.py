@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 from collections.abc import Iterable
 from typing import cast
 
+from app.backends.telling import Trouble
 from app.clock import Clock
 from app.domain.errors import UnknownEngine
 from app.domain.operation import Operation
 from app.ledger.ledger import Ledger
 from app.ledger.values import Lease
+from app.observability.tracing import of_operation
 from app.operations.backoff import Backoff
 from app.operations.course import Course
 from app.operations.fleet import Fleet
 from app.operations.logbook import LetGo, Logbook
 from app.operations.pace import Pace
+from app.operations.watched import NOWHERE, Origin, Watched
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +43,7 @@ class Desk:
         owner: str,
         pace: Pace,
         backoff: Backoff,
+        watched: Watched,
     ) -> None:
         self._engine_id = engine_id
         self._ledger = ledger
@@ -47,8 +52,11 @@ class Desk:
         self._owner = owner
         self._pace = pace
         self._backoff = backoff
+        self._watched = watched
+        self._origins: dict[str, Origin] = {}
         self._open: dict[str, Operation] = {}
         self._courses: dict[str, tuple[Course, asyncio.Task[None]]] = {}
+        self._trouble = Trouble(log, f"engine {engine_id}")
         self._lease: Lease | None = None
         self._lost = False
         self._stopping = False
@@ -64,8 +72,15 @@ class Desk:
     def idle(self) -> bool:
         return self._work is None or self._work.done()
 
-    def offer(self, operations: Iterable[Operation], gone: Iterable[str] = ()) -> None:
-        """These are as the ledger has just said, and those are no longer open."""
+    def offer(
+        self,
+        operations: Iterable[Operation],
+        gone: Iterable[str] = (),
+        *,
+        origin: Origin = NOWHERE,
+    ) -> None:
+        """These are as the ledger has just said, and those are no longer open. `origin`: of them
+        all, where it is known."""
         if self._stopping:
             return
         for operation in operations:
@@ -73,17 +88,22 @@ class Desk:
             if course is not None:
                 course[0].notice(operation)
             elif operation.done:
-                self._open.pop(operation.id, None)
+                self._forget(operation.id)
                 continue
             self._open[operation.id] = operation
+            if origin is not NOWHERE:
+                self._origins[operation.id] = origin
         for operation_id in gone:
             if operation_id not in self._courses:
-                self._open.pop(operation_id, None)
+                self._forget(operation_id)
             else:
                 self._courses[operation_id][0].doubt()
         self._wake.set()
         if self._open and self.idle:
-            self._work = asyncio.get_running_loop().create_task(self._run())
+            # Not in the context of the request that happens to be the first: what follows for
+            # others would be told as its.
+            loop = asyncio.get_running_loop()
+            self._work = loop.create_task(self._run(), context=contextvars.Context())
 
     async def stop(self) -> None:
         """Detach. What is being written is written to its end."""
@@ -112,9 +132,11 @@ class Desk:
             await self._sleep(self._pace.sweep_s)
             return
         self._lease, self._lost = lease, False
+        self._watched.metrics.lease_taken(over=bool(lease.taken_from))
         try:
             await self._drive()
         finally:
+            self._watched.metrics.lease_ended(lost=self._lost)
             await self._let_go()
 
     async def _acquire(self) -> Lease | None:
@@ -123,7 +145,9 @@ class Desk:
             self._ledger.leases.acquire(self._engine_id, self._owner, self._pace.lease_ttl_s)
         )
         try:
-            return await asyncio.shield(acquiring)
+            lease = await asyncio.shield(acquiring)
+            self._trouble.over()
+            return lease
         except asyncio.CancelledError:
             # The write goes on all the same. A lease that nobody knows of would keep every
             # gateway away until it runs out.
@@ -135,7 +159,7 @@ class Desk:
         except UnknownEngine:
             raise
         except Exception as error:
-            log.warning("engine %s: no lease, the ledger failed: %r", self._engine_id, error)
+            self._trouble.seen(logging.WARNING, f"no lease, the ledger failed: {error!r}", "lease")
             return None
 
     async def _drive(self) -> None:
@@ -167,8 +191,11 @@ class Desk:
         try:
             line = await self._ledger.operations.line(self._engine_id)
         except Exception as error:
-            log.warning("engine %s: whose turn it is cannot be read: %r", self._engine_id, error)
+            self._trouble.seen(
+                logging.WARNING, f"whose turn it is cannot be read: {error!r}", "turn"
+            )
             return
+        self._trouble.over()
         if line.next in waiting:
             waiting[line.next].call_up()
 
@@ -181,7 +208,15 @@ class Desk:
             lease=lambda: cast("Lease", self._lease),
             still_ours=self._still_ours,
         )
-        course = Course(logbook, self._fleet, self._clock, self._pace, self._backoff)
+        course = Course(
+            logbook,
+            self._fleet,
+            self._clock,
+            self._pace,
+            self._backoff,
+            self._watched,
+            self._origins.get(operation.id, NOWHERE),
+        )
         task = asyncio.get_running_loop().create_task(course.run())
         self._courses[operation.id] = (course, task)
         task.add_done_callback(lambda done: self._finished(operation.id, done))
@@ -189,16 +224,22 @@ class Desk:
     def _finished(self, operation_id: str, task: asyncio.Task[None]) -> None:
         # Also after a fault: if it is still open the next sweep brings it back, which keeps a
         # fault that repeats itself from spinning.
-        self._courses.pop(operation_id, None)
-        self._open.pop(operation_id, None)
+        course, _ = self._courses.pop(operation_id)
+        origin = self._origins.get(operation_id, NOWHERE)
+        self._forget(operation_id)
         self._wake.set()
         if task.cancelled():
             return
         error = task.exception()
-        if isinstance(error, LetGo):
-            log.warning("operation %s is driven by another gateway now", operation_id)
-        elif error is not None:
-            log.error("operation %s: its course failed", operation_id, exc_info=error)
+        with of_operation(course.operation, origin.request_id):
+            if isinstance(error, LetGo):
+                log.warning("operation %s is driven by another gateway now", operation_id)
+            elif error is not None:
+                log.error("operation %s: its course failed", operation_id, exc_info=error)
+
+    def _forget(self, operation_id: str) -> None:
+        self._open.pop(operation_id, None)
+        self._origins.pop(operation_id, None)
 
     async def _still_ours(self) -> bool:
         """Renews the lease. Raises what the ledger raises when it cannot say."""

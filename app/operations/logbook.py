@@ -9,6 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
+from app.backends.telling import Trouble
 from app.clock import Clock
 from app.domain.errors import EngineBusy, EngineFrozen
 from app.domain.operation import Operation
@@ -27,6 +28,10 @@ _T = TypeVar("_T")
 # An engine may be away for hours; the database is everybody's, and when it is back an end that is
 # known already is not to wait any longer to be told.
 _LONGEST_PAUSE_S = 2.0
+
+
+def _nothing(_operation: Operation) -> None:
+    pass
 
 
 class LetGo(Exception):
@@ -51,6 +56,8 @@ class Logbook:
         still_ours: Callable[[], Awaitable[bool]],
     ) -> None:
         """`still_ours`: ask the ledger whether the lease holds."""
+        self.written: Callable[[Operation], None] = _nothing
+        """Told of each entry that this process makes."""
         self._ledger = ledger
         self._operation = operation
         self._clock = clock
@@ -58,6 +65,7 @@ class Logbook:
         self._lease = lease
         self._still_ours = still_ours
         self._writing = asyncio.Lock()
+        self._trouble = Trouble(log, f"operation {operation.id}")
 
     @property
     def operation(self) -> Operation:
@@ -137,6 +145,7 @@ class Logbook:
             audit=end_entry(step.operation, at) if ended else None,
         )
         self.learn(written)
+        self.written(written)
 
     async def _is_written(self, step: Advanced) -> bool:
         """Whether an attempt that seemed to fail had been committed all the same."""
@@ -154,10 +163,13 @@ class Logbook:
         tries = 0
         while True:
             try:
-                return await attempt()
+                done = await attempt()
+                self._trouble.over()
+                return done
             except (Superseded, EngineBusy, EngineFrozen):
                 raise
             except Exception as error:
                 tries += 1
-                log.warning("operation %s: the ledger failed: %r", self._operation.id, error)
+                said = f"the ledger failed: {error!r}"
+                self._trouble.seen(logging.WARNING, said, "ledger")
                 await asyncio.sleep(min(self._backoff.pause_s(tries), _LONGEST_PAUSE_S))

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from app.backends.port import Discovery, EngineSilent, Silence
 from app.backends.registry import Backends
+from app.backends.telling import Trouble
 from app.clock import Clock
 from app.domain.engine import Engine, HealthState, Observed
 from app.domain.errors import (
@@ -64,6 +65,7 @@ class Lookout:
         self._history: deque[LoadSample] = deque()
         self._told_at: datetime | None = None
         self._stored: Engine | None = None
+        self._trouble = Trouble(log, f"engine {engine_id}")
 
     @property
     def told_at(self) -> datetime | None:
@@ -137,7 +139,7 @@ class Lookout:
     def _finished(self, task: asyncio.Task[Reading]) -> None:
         self._running.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.info("engine %s was not read: %r", self._engine_id, task.exception())
+            self._trouble.seen(logging.INFO, f"it was not read: {task.exception()!r}")
 
     async def _registered(self) -> Engine:
         engine = await self._ledger.engines.get(self._engine_id)
@@ -156,7 +158,7 @@ class Lookout:
             return await self._keep(silent, asked_at)
         except ChadburnError as refused:
             # The settings no longer allow what is registered.
-            log.error("engine %s may not be reached: %s", self._engine_id, refused.message)
+            self._trouble.seen(logging.ERROR, f"it may not be reached: {refused.message}")
             return await self._keep(EngineSilent(Silence.UNREACHABLE), asked_at)
         facts = await self._attributed(found.facts, engine.observed.facts)
         found = replace(found, facts=replace(facts, observed_at=asked_at))
@@ -171,6 +173,9 @@ class Lookout:
             info=found.info or (known.info if same_life else {}),
             models=found.models or (known.models if same_life else ()),
         )
+        self._trouble.over()
+        if known.health is HealthState.UNREACHABLE:
+            log.warning("engine %s is %s: it answers again", self._engine_id, observed.health)
         await self._store(engine, observed, asked_at)
         return Reading(observed, found, None)
 

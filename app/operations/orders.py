@@ -37,6 +37,7 @@ from app.operations.effects import effect_of
 from app.operations.fleet import REFRESH_WAIT_S, Fleet
 from app.operations.freezing import require_thawed
 from app.operations.runner import Runner
+from app.operations.watched import Origin, Watched
 
 T = TypeVar("T")
 
@@ -94,6 +95,7 @@ class Orders:
         key_retention_s: float = 86_400.0,
         queue_limit: int = 16,
         max_open: int = 64,
+        watched: Watched | None = None,
     ) -> None:
         """`queue_limit`: so many orders may wait for one engine. `max_open`: so many of its
         operations, of those that need not wait, may be open."""
@@ -106,6 +108,7 @@ class Orders:
         self._key_retention = timedelta(seconds=key_retention_s)
         self._queue_limit = queue_limit
         self._max_open = max_open
+        self._watched = watched or Watched()
         self._under_way: set[asyncio.Task[Any]] = set()
 
     async def submit(self, request: OrderRequest, known: Engine | None = None) -> Accepted:
@@ -234,24 +237,26 @@ class Orders:
                 trace_id=request.trace_id,
                 override_freeze=request.override_freeze,
             )
-            accepted = await self._ledger.operations.accept(
-                operation,
-                key=KeyClaim(key, request.fingerprint, now + self._key_retention),
-                queueing=judged.queueing,
-                payload=request.command.payload,
-                most_open=self._max_open,
-                audit=entry_of(
-                    now,
-                    kind.value,
-                    "accepted",
-                    caller,
-                    engine_id=request.engine_id,
-                    operation_id=operation.id,
-                    detail={"override_freeze": True} if request.override_freeze else {},
-                ),
-            )
+            with self._watched.taking_on(operation) as span:
+                accepted = await self._ledger.operations.accept(
+                    operation,
+                    key=KeyClaim(key, request.fingerprint, now + self._key_retention),
+                    queueing=judged.queueing,
+                    payload=request.command.payload,
+                    most_open=self._max_open,
+                    audit=entry_of(
+                        now,
+                        kind.value,
+                        "accepted",
+                        caller,
+                        engine_id=request.engine_id,
+                        operation_id=operation.id,
+                        detail={"override_freeze": True} if request.override_freeze else {},
+                    ),
+                )
         if accepted.fresh:
-            self._runner.take(accepted.operation)
+            origin = Origin(request.request_id, span.sampled)
+            self._runner.take(accepted.operation, origin)
         return accepted
 
     def _require_thawed(self, engine: Engine, request: OrderRequest) -> None:

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Callable
 
+from app.backends.telling import Trouble
 from app.clock import Clock
 from app.domain.operation import Operation
 from app.ledger.ledger import Ledger
@@ -14,6 +15,7 @@ from app.operations.backoff import Backoff
 from app.operations.desk import Desk
 from app.operations.fleet import Fleet
 from app.operations.pace import Pace
+from app.operations.watched import NOWHERE, Origin, Watched
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ class Runner:
         owner: str,
         pace: Pace = _DEFAULT_PACE,
         jitter: Callable[[], float] = random.random,
+        watched: Watched | None = None,
     ) -> None:
         """`owner` names this process in leases: a new one at each start."""
         self._ledger = ledger
@@ -38,9 +41,11 @@ class Runner:
         self._owner = owner
         self._pace = pace
         self._backoff = Backoff(pace.retry_first_s, pace.retry_most_s, jitter)
+        self._watched = watched or Watched()
         self._desks: dict[str, Desk] = {}
         self._sweeping: asyncio.Task[None] | None = None
         self._stopped = False
+        self._trouble = Trouble(log, "open operations")
 
     async def start(self) -> None:
         """Take up every open operation of the ledger. What was not sent is sent, or fails if its
@@ -48,11 +53,12 @@ class Runner:
         if self._sweeping is None and not self._stopped:
             self._sweeping = asyncio.get_running_loop().create_task(self._sweep_for_ever())
 
-    def take(self, operation: Operation) -> None:
+    def take(self, operation: Operation, origin: Origin = NOWHERE) -> None:
         """Drive it from now on. Called right after the commit that accepted or changed it; an
-        operation that this call is lost for is found by the next sweep."""
+        operation that this call is lost for is found by the next sweep. `origin`: of one that was
+        accepted."""
         if not self._stopped:
-            self._desk(operation.engine_id).offer((operation,))
+            self._desk(operation.engine_id).offer((operation,), origin=origin)
 
     async def stop(self, grace_s: float) -> None:
         """Let go: nothing is cancelled at an engine, and the next start settles what is open.
@@ -79,6 +85,7 @@ class Runner:
                 owner=self._owner,
                 pace=self._pace,
                 backoff=self._backoff,
+                watched=self._watched,
             )
             self._desks[engine_id] = desk
         return desk
@@ -87,9 +94,11 @@ class Runner:
         while True:
             try:
                 await self._sweep()
+                self._trouble.over()
             except Exception as error:
                 # Whatever it is, nothing open may be left lying for it.
-                log.warning("open operations could not be looked for: %r", error)
+                said = f"they could not be looked for: {error!r}"
+                self._trouble.seen(logging.WARNING, said, "sweep")
             await asyncio.sleep(self._pace.sweep_s)
 
     async def _sweep(self) -> None:

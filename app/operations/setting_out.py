@@ -7,6 +7,7 @@ import logging
 from datetime import timedelta
 
 from app.backends.port import Discovery, EngineBackend, EngineSilent
+from app.backends.telling import Trouble
 from app.clock import Clock
 from app.domain.commands import check_revision, command_of
 from app.domain.engine import Engine
@@ -36,6 +37,7 @@ class SettingOut:
         self, logbook: Logbook, fleet: Fleet, clock: Clock, pace: Pace, attention: Attention
     ) -> None:
         self._log = logbook
+        self._trouble = Trouble(log, f"operation {logbook.operation.id}")
         self._fleet = fleet
         self._clock = clock
         self._pace = pace
@@ -72,7 +74,7 @@ class SettingOut:
                 return None
             except (ChadburnError, EngineSilent) as away:
                 # Not sent, so nothing is lost by waiting; it can be cancelled meanwhile.
-                log.info("operation %s waits: %s", self._operation.id, away)
+                self._trouble.seen(logging.INFO, f"it waits: {away}", "waits")
                 attempt += 1
                 await self._attention.pause(attempt)
                 continue

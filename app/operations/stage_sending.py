@@ -14,6 +14,7 @@ import logging
 from typing import cast
 
 from app.backends.port import EngineRefused, EngineSilent
+from app.backends.telling import Trouble
 from app.domain.errors import ChadburnError
 from app.domain.kinds import OperationKind
 from app.domain.operation import JsonObject, Operation, OperationWarning
@@ -93,6 +94,7 @@ class StageSender:
         """Sent until the engine has said one or the other, or the operation has ended."""
         operation = self._log.operation
         attempt = 0
+        trouble = Trouble(log, f"operation {operation.id}")
         while not self._ended():
             try:
                 backend = await self._fleet.backend(operation.engine_id)
@@ -105,9 +107,9 @@ class StageSender:
             except EngineRefused as refused:
                 if not refused.error.retryable:
                     return refused
-                log.info("operation %s: a stage has to wait: %s", operation.id, refused)
+                trouble.seen(logging.INFO, f"a stage has to wait: {refused}", "refused")
             except (EngineSilent, ChadburnError) as silent:
-                log.info("operation %s: a stage is not sent yet: %s", operation.id, silent)
+                trouble.seen(logging.INFO, f"a stage is not sent yet: {silent}", "silent")
             else:
                 return None
             attempt += 1

@@ -95,6 +95,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--kv-beyond-loopback", action="store_true", help="KV may leave this machine, unencrypted")
     add("--device", choices=DEVICES, default="auto", help="auto: CUDA where there is enough of it")
     add("--stop-grace-s", type=float, default=5.0, help="how long SIGTERM lets requests go on")
+    add("--traces", help="send spans there: an OTLP endpoint, or otel for what OTEL_… says")
     add("--ready-file", type=Path, help="JSON, written once the engine answers")
     return parser
 
@@ -131,6 +132,7 @@ def settings_of(given: argparse.Namespace) -> EngineSettings:
             beyond_loopback=given.kv_beyond_loopback,
         ),
         stop_grace_s=given.stop_grace_s,
+        traces=given.traces,
     )
 
 

@@ -28,6 +28,8 @@ from app.enginekit.server import (
     random_id,
     utc_now,
 )
+from app.observability.spans import NO_TRACING, Tracing
+from app.observability.traces import TracesRefused, opened_traces, sends_traces
 from app.reference_engine.adapter_sources import AdapterPolicy
 from app.reference_engine.engine import Engine
 from app.reference_engine.errors import CannotServe
@@ -86,7 +88,9 @@ class EngineSettings:
     nothing for ``rank_timeout_s``, when an order takes it longer than ``order_deadline_s`` or a
     step longer than ``step_deadline_s``; then all are started again, as ``recovery`` says. They
     come from ``nursery``, None: one of the engine's own. Profiles are kept in ``profile_root``,
-    None: the folder ``profiles`` below ``data_dir``, as far as ``profile_limits`` allow.
+    None: the folder ``profiles`` below ``data_dir``, as far as ``profile_limits`` allow. Spans of
+    calls are sent where ``traces`` says: an OTLP endpoint, or ``otel`` for what the ``OTEL_…``
+    variables say.
     """
 
     data_dir: Path
@@ -120,6 +124,7 @@ class EngineSettings:
     rank_timeout_s: float = 10.0
     recovery: Pace = field(default_factory=Pace)
     stop_grace_s: float = 5.0
+    traces: str | None = None
     nursery: Nursery | None = None
 
 
@@ -242,7 +247,12 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         handoff=settings.handoff,
         role=settings.role,
     )
-    server = EngineServer(runtime, kit, now=utc_now, new_id=random_id)
+    try:
+        tracing = _tracing(settings, stack)
+    except TracesRefused as refused:
+        await runtime.close()
+        raise CannotServe(str(refused)) from refused
+    server = EngineServer(runtime, kit, now=utc_now, new_id=random_id, tracing=tracing)
     try:
         await runtime.open()
         await server.start()
@@ -265,6 +275,15 @@ async def _start(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> 
         next_weights=None if other is None else str(other),
         vllm_control_address=server.vllm_control_address,
     )
+
+
+def _tracing(settings: EngineSettings, stack: contextlib.AsyncExitStack) -> Tracing:
+    """Raises TracesRefused. Only now, when the ranks are there: its thread is none of theirs."""
+    if settings.traces is None or not sends_traces(settings.traces):
+        return NO_TRACING
+    tracing = opened_traces(settings.traces, "chadburn-engine")
+    stack.push_async_callback(tracing.close, settings.stop_grace_s)
+    return tracing
 
 
 @contextlib.asynccontextmanager

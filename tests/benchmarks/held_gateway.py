@@ -7,7 +7,6 @@ can be told from what carrying it out costs.
 from __future__ import annotations
 
 from app.cli import main
-from app.domain.operation import Operation
 from app.operations.runner import Runner
 
 
@@ -15,7 +14,7 @@ async def _not_started(_self: Runner) -> None:
     pass
 
 
-def _not_taken(_self: Runner, _operation: Operation) -> None:
+def _not_taken(_self: Runner, *_given: object) -> None:
     pass
 
 

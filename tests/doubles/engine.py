@@ -52,7 +52,7 @@ class EngineDouble:
     ) -> None:
         self._make_engine = make_engine
         self._interceptors = tuple(interceptors)
-        self._clock = {} if now is None else {"now": now}
+        self._clock: dict[str, Any] = {} if now is None else {"now": now}
         self._settings = {"insecure_loopback": True, "observe_interval_s": 0.1, **settings}
         self._data_dir = data_dir
         self.rpcs: Counter[str] = Counter()

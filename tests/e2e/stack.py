@@ -75,9 +75,11 @@ def stack(
     engine_arguments: tuple[str, ...] = (),
     more: str = "",
     with_engine: bool = True,
+    first: str = "",
 ) -> Iterator[Stack]:
     """All three started, or the two without the engine, which is registered by nobody yet.
-    `database_url` None: SQLite. `more`: of the gateway's settings."""
+    `database_url` None: SQLite. `more`: of the gateway's settings; `first`: those that belong to no
+    table."""
 
     def process(name: str) -> Process:
         return Process(name, [], folder / f"{name}.log", folder)
@@ -89,7 +91,7 @@ def stack(
         _start_issuer(found)
         if with_engine:
             found.start_engine()
-        (folder / "gateway.toml").write_text(_config(found, database_url) + more)
+        (folder / "gateway.toml").write_text(first + _config(found, database_url) + more)
         found.start_gateway()
         yield found
 

@@ -92,6 +92,7 @@ async def test_a_lease_has_one_holder_until_its_time_is_up(ledger: Ledger, clock
     second = await ledger.leases.acquire("e1", "b", 10)
     assert second is not None
     assert second.fence == 2
+    assert (first.taken_from, second.taken_from) == ("", "a")
     assert await ledger.leases.renew(first, 10) is None
     await ledger.leases.release(first)
     assert await ledger.leases.acquire("e1", "c", 10) is None, "a late release frees nothing"
@@ -118,6 +119,7 @@ async def test_a_lease_is_renewed_and_released(ledger: Ledger, clock: SetClock) 
     second = await ledger.leases.acquire("e1", "b", 10)
     assert second is not None
     assert second.fence == 2, "a fence never comes twice"
+    assert second.taken_from == "", "it was given back"
 
 
 async def test_a_lease_given_back_is_free_by_every_clock(ledger: Ledger, clock: SetClock) -> None:

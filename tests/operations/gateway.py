@@ -29,6 +29,7 @@ from app.operations.pace import Pace
 from app.operations.registering import EngineDraft
 from app.operations.runner import Runner
 from app.operations.sessions import Sessions
+from app.operations.watched import Watched
 
 ALICE = Actor("https://issuer.test", "alice", "cli")
 CALLER = Caller(actor=ALICE)
@@ -99,7 +100,10 @@ class Gateway:
             seen, self._make_backends(self.clock), self.clock, observe_interval_s=3600.0
         )
         owner = f"gateway-{next(self._lives)}"
-        self.runner = Runner(seen, self.fleet, self.clock, owner=owner, pace=self._pace)
+        self.watched = Watched()
+        self.runner = Runner(
+            seen, self.fleet, self.clock, owner=owner, pace=self._pace, watched=self.watched
+        )
         self.orders = Orders(
             seen, self.fleet, self.runner, self.clock, uuid7, deadlines=Deadlines()
         )

@@ -403,7 +403,7 @@ class TestLeases:
         engine.engine.script("prepare", hang)
         drain = await gateway.give(DRAIN)
         await until(lambda: engine.orders)
-        monkeypatch.setattr(gateway.runner, "take", lambda _operation: None)
+        monkeypatch.setattr(gateway.runner, "take", lambda *_given: None)
         abort = await gateway.give(AbortRequests(all=True))
         await gateway.end_of(abort)
         await gateway.orders.cancel(drain.id, CALLER)

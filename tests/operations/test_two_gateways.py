@@ -107,10 +107,31 @@ async def test_what_a_gateway_leaves_lying_the_other_takes_up(
     async def not_released(_lease: object) -> None:
         """As when the process is killed."""
 
-    monkeypatch.setattr(pair.first.ledger.leases, "release", not_released)
-    holder = pair.first if pair.first.runner._desks else pair.second
+    holder = pair.first if figure(pair.first, "chadburn_leases_held") else pair.second
+    monkeypatch.setattr(holder.ledger.leases, "release", not_released)
     await holder.runner.stop(5.0)
     pair.clock.go(10)
     go.set()
     assert (await pair.second.end_of(operation)).state is OperationState.SUCCEEDED
     assert len(engine.orders) == 1
+    other = pair.second if holder is pair.first else pair.first
+    assert figure(other, "chadburn_leases_taken_over_total") == 1
+    assert figure(holder, "chadburn_leases_lost_total") == 0, "it let go by itself"
+
+
+async def test_a_lease_that_somebody_else_has_taken_is_lost(
+    pair: Pair, engine: EngineDouble
+) -> None:
+    engine.engine.script("prepare", hang)
+    await pair.first.give(DRAIN)
+    await until(lambda: engine.orders)
+    holder = pair.first if figure(pair.first, "chadburn_leases_held") else pair.second
+    leases = holder.ledger.leases
+    while await leases.acquire("e1", "a third", 60.0) is None:
+        pair.clock.go(30)
+    await until(lambda: figure(holder, "chadburn_leases_lost_total"))
+    assert figure(holder, "chadburn_leases_held") == 0
+
+
+def figure(gateway: Gateway, name: str) -> float:
+    return gateway.watched.metrics.registry.get_sample_value(name) or 0.0

@@ -22,6 +22,7 @@ from app.backends.port import (
 )
 from app.backends.spelling import Malformed
 from app.backends.streams import StreamLimits
+from app.backends.telling import Trouble
 from app.backends.vllm import aborting
 from app.backends.vllm.aims import aim_of
 from app.backends.vllm.errands import Errand, Means, conclude, one_call
@@ -82,6 +83,7 @@ class VllmBackend:
         self._limits = limits
         self._capable: tuple[tuple[str, ...], Capabilities] | None = None
         self._sessions: dict[str, OpenSession] = {}
+        self._trouble = Trouble(log, f"engine {engine_id}")
         self._means = Means(crew, self._notes, clock.now, limits.settle_s)
 
     async def discover(self, timeout_s: float) -> Discovery:
@@ -89,8 +91,10 @@ class VllmBackend:
         try:
             info = info_of(reading)
         except Malformed as malformed:
-            log.warning("what an engine says of itself can't be read: %s", malformed)
+            said = f"what it says of itself can't be read: {malformed}"
+            self._trouble.seen(logging.WARNING, said)
             raise EngineSilent(Silence.MALFORMED) from malformed
+        self._trouble.over()
         return Discovery(
             info=info,
             models=models_of(reading),

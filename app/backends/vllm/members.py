@@ -15,6 +15,7 @@ from app.backends.endpoint import CLOSED, Endpoint, Metadata, NotKnownThere, was
 from app.backends.port import EngineRefused, EngineSilent, Order, Silence
 from app.backends.spelling import text_of
 from app.backends.streams import no_way
+from app.backends.telling import Trouble
 from app.backends.vllm.readings import (
     MOST_RANKS,
     EngineReading,
@@ -57,6 +58,7 @@ class Crew:
     def __init__(self, seats: Sequence[Seat]) -> None:
         self._seats = tuple(seats)
         self._models: dict[int, tuple[str, pb.ModelInfo | None]] = {}
+        self._trouble = Trouble(log, f"engine at {self._seats[0].reads.name}")
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -78,11 +80,13 @@ class Crew:
         reading = EngineReading(tuple(member for member, _ in members), stale)
         if len(set(reading.instance_ids)) != len(members):
             # What is told to both would be done to it twice.
-            log.error("two members of an engine are one process: %s", reading.instance_id)
+            said = f"two of its members are one process: {reading.instance_id}"
+            self._trouble.seen(logging.ERROR, said)
             raise EngineSilent(Silence.MALFORMED)
         if reading.world_size > MOST_RANKS:
-            log.error("an engine says that it has %d ranks", reading.world_size)
+            self._trouble.seen(logging.ERROR, f"it says that it has {reading.world_size} ranks")
             raise EngineSilent(Silence.MALFORMED)
+        self._trouble.over()
         return reading
 
     async def _read_one(

@@ -14,6 +14,7 @@ from app.clock import IdSource
 from app.http.problems import unexpected
 from app.observability.log import logger
 from app.observability.metrics import Metrics
+from app.observability.spans import NO_TRACING, Sent, Span, SpanKind, Tracing
 from app.observability.tracing import RequestIds, enter, trace_id_of
 
 SAFE_HEADERS = {
@@ -26,10 +27,14 @@ SAFE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+_STREAM = "text/event-stream"
 _HSTS = "max-age=31536000"
 UNMATCHED = "unmatched"
 
 MAX_SOURCE_CHARS = 80
+# Asked every few seconds by machines, of what changes seldom.
+_UNTRACED = frozenset({"/healthz", "/readyz", "/metrics"})
+_REFUSED = frozenset({401, 403})
 _log = logger("chadburn.http")
 
 
@@ -53,15 +58,26 @@ class Context:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = Request(scope)
-        traced = trace_id_of(request.headers.get("traceparent"), self._new_trace_id)
-        ids = RequestIds(self._new_id(), traced)
-        enter(ids)
         state: dict[str, Any] = scope.setdefault("state", {})
+        said = Request(scope).headers.get("traceparent")
+        tracing: Tracing = state.get("tracing", NO_TRACING)
+        if scope["path"] in _UNTRACED:
+            tracing = NO_TRACING
+        method = {"http.request.method": scope["method"]}
+        span = tracing.begin(scope["method"], SpanKind.SERVER, method, Sent(said))
+        with tracing.current(span):
+            traced = span.trace_id or trace_id_of(said, self._new_trace_id)
+            await self._answered(scope, receive, send, RequestIds(self._new_id(), traced), span)
+
+    async def _answered(
+        self, scope: Scope, receive: Receive, send: Send, ids: RequestIds, span: Span
+    ) -> None:
+        state: dict[str, Any] = scope["state"]
         state["ids"] = ids
+        enter(ids, state)
         # A proxy passes on what it likes; so long is an address at most, with a zone and a port.
         state["source"] = scope["client"][0][:MAX_SOURCE_CHARS] if scope.get("client") else "local"
-        answer = _Answer(send, ids, self._https)
+        answer = _Answer(send, ids, self._https, lambda: _end(span, scope, answer))
         try:
             await self._app(scope, receive, answer)
         except ClientDisconnect:
@@ -71,12 +87,17 @@ class Context:
             if answer.status is None:
                 await unexpected(scope)(scope, receive, answer)
         finally:
+            _end(span, scope, answer)
             self._tell(scope, answer, state)
 
     def _tell(self, scope: Scope, answer: _Answer, state: dict[str, Any]) -> None:
         route, status = _route_of(scope), answer.status or 499
         self._metrics.request_answered(scope["method"], route, status, answer.first_byte_s())
         principal = state.get("principal")
+        if principal is not None and status not in _REFUSED:
+            asked = state.get("asked_scopes") or (None,)
+            for scope_name in asked:
+                self._metrics.caller_admitted(scope_name.value if scope_name else "any")
         _log.info(
             "request",
             method=scope["method"],
@@ -93,7 +114,11 @@ class Context:
 class _Answer:
     """Passes messages on, adding headers to the first of them."""
 
-    def __init__(self, send: Send, ids: RequestIds, https: bool) -> None:
+    def __init__(
+        self, send: Send, ids: RequestIds, https: bool, streams: Callable[[], None]
+    ) -> None:
+        """`streams`: told when it has begun and is one that goes on for as long as it likes."""
+        self._streams = streams
         self._send = send
         self._ids = ids
         self._https = https
@@ -111,6 +136,8 @@ class _Answer:
                 headers.setdefault(name, value)
             if self._https:
                 headers.setdefault("Strict-Transport-Security", _HSTS)
+            if headers.get("Content-Type", "").startswith(_STREAM):
+                self._streams()
         await self._send(message)
 
     def elapsed_s(self) -> float:
@@ -124,3 +151,13 @@ def _route_of(scope: Scope) -> str:
     """The template: a path may hold what its sender would not want in a log."""
     template = getattr(scope.get("route"), "path", None)
     return template if isinstance(template, str) else UNMATCHED
+
+
+def _end(span: Span, scope: Scope, answer: _Answer) -> None:
+    """Of a stream at its beginning: a span of hours tells nobody anything. A second end is none."""
+    route, status = _route_of(scope), answer.status or 499
+    span.named(f"{scope['method']} {route}")
+    span.note({"http.route": route, "http.response.status_code": status})
+    if status >= 500:
+        span.fail(str(status))
+    span.end()
