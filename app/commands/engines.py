@@ -18,6 +18,12 @@ from app.domain.engine import Dialect
 app = typer.Typer(help="List, look at, register, change and freeze engines.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+Shared = Annotated[
+    bool,
+    typer.Option(
+        "--allow-shared-address", help="Also where another engine has one of the addresses."
+    ),
+]
 
 
 @app.command("list")
@@ -73,6 +79,7 @@ def register_engine(
         str | None, typer.Option(help="Name of the credential in the gateway's settings.")
     ] = None,
     label: Annotated[list[str] | None, typer.Option(help="name=value, once per label.")] = None,
+    shared: Shared = False,
     as_json: AsJson = False,
     url: Url = None,
     token: Token = None,
@@ -90,6 +97,8 @@ def register_engine(
         credential=credential,
         labels=dict(_pair(text) for text in label or []),
     )
+    if shared:
+        body["allow_shared_address"] = True
     with connected(gateway(url, token, demo_dir)) as calls:
         made = calls.post("/v1/engines", body)
     if as_json:
@@ -119,6 +128,7 @@ def update_engine(
     without_label: Annotated[
         list[str] | None, typer.Option(help="Name of a label that it is to lose.")
     ] = None,
+    shared: Shared = False,
     as_json: AsJson = False,
     url: Url = None,
     token: Token = None,
@@ -147,6 +157,8 @@ def update_engine(
         if label is not None or without_label is not None:
             kept = {**known["labels"], **labels}
             body["labels"] = {k: v for k, v in kept.items() if k not in (without_label or ())}
+        if shared:
+            body["allow_shared_address"] = True
         same = {"If-Match": f'"g{known["generation"]}"'}
         made = calls.post(engine_path(engine), body, same, method="PATCH")
     if as_json:

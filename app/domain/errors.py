@@ -145,6 +145,12 @@ class EngineExists(AlreadyExists):
     reason = "ENGINE_ALREADY_EXISTS"
 
 
+class EngineAddressTaken(AlreadyExists):
+    """Another engine is registered there, so that it may be the same one once more."""
+
+    reason = "ENGINE_ADDRESS_TAKEN"
+
+
 class RevisionMismatch(Aborted):
     reason = "REVISION_MISMATCH"
 

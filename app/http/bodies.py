@@ -230,6 +230,7 @@ Members = Annotated[
     tuple[MemberBody, ...], Field(min_length=1, max_length=1024), BeforeValidator(sequence)
 ]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
+_SHARED = "Also where another engine is registered at one of the addresses (else 409)."
 
 
 class RegisterEngineBody(Body):
@@ -239,6 +240,7 @@ class RegisterEngineBody(Body):
     tls: TlsBody = TlsBody()
     labels: Labels = Field(default_factory=dict)
     reason: Words | None = None
+    allow_shared_address: bool = Field(False, description=_SHARED)
 
     def draft(self) -> EngineDraft:
         return EngineDraft(
@@ -257,6 +259,7 @@ class ChangeEngineBody(Body):
     tls: TlsBody | None = None
     labels: Labels | None = None
     reason: Words | None = None
+    allow_shared_address: bool = Field(False, description=_SHARED)
 
     def change(self) -> EngineChange:
         return EngineChange(

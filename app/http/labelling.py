@@ -12,11 +12,9 @@ from app.auth.requires import permit_of
 from app.domain.engine import Engine, Member
 from app.domain.errors import GenerationMismatch
 from app.domain.scopes import Scope
+from app.http.addresses import engines_at
 from app.http.rooms import Rooms, rooms_of
-from app.ledger.values import EngineFilter
 from app.operations.registering import EngineChange, EngineDraft
-
-_PAGE = 500
 
 
 def _beyond(what: str) -> RefusedByPolicy:
@@ -67,21 +65,6 @@ async def _refuse_addresses(
 ) -> None:
     """An engine that is registered once more, under labels of the caller's choice, would be the
     caller's. Not covered: another spelling of the same address."""
-    taken = _addresses(members)
-    after: str | None = None
-    while True:
-        page = await rooms.ledger.engines.page(EngineFilter(), after, _PAGE)
-        for other in page.items:
-            if other.id == engine_id or has <= permit.scopes_on(
-                other.id, other.registration.labels
-            ):
-                continue
-            if taken & _addresses(other.registration.members):
-                raise _beyond("have an engine at these addresses")
-        if not isinstance(page.next, str):
-            return
-        after = page.next
-
-
-def _addresses(members: Iterable[Member]) -> set[str]:
-    return {address.lower() for member in members for address in (member.admin, member.control)}
+    async for other in engines_at(rooms, engine_id, members):
+        if not has <= permit.scopes_on(other.id, other.registration.labels):
+            raise _beyond("have an engine at these addresses")

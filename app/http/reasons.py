@@ -178,6 +178,12 @@ CATALOGUE: Mapping[str, Reason] = {
     "ENGINE_ALREADY_EXISTS": Reason(
         "The id is taken", "Also ids of removed engines stay taken.", "Take another id."
     ),
+    "ENGINE_ADDRESS_TAKEN": Reason(
+        "The address is another engine's",
+        "An engine that is registered twice would take two exclusive orders at once.",
+        "Use the engine that is there, or remove it first. Where two engines do share an address, "
+        "say `allow_shared_address`.",
+    ),
     "ENGINE_BUSY": Reason(
         "Another operation runs",
         "At most one exclusive operation is open on an engine; `operation` names it.",

@@ -121,7 +121,7 @@ class Gateway:
         self, engine_id: str = ENGINE_ID, headers: Mapping[str, str] | None = None, **more: Any
     ) -> httpx2.Response:
         member = {"rank": 0, "admin": self.engine.address, "control": self.engine.address}
-        body = {"id": engine_id, "members": [member], **more}
+        body = {"id": engine_id, "members": [member], "allow_shared_address": True, **more}
         return await self.http.post("/v1/engines", json=body, headers=headers or self.auth())
 
 

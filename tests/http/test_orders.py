@@ -323,9 +323,50 @@ async def test_the_register(gate: Gateway) -> None:
     assert len((await gate.get("/v1/operations?engine=e2")).json()["items"]) == 1
 
 
+async def test_an_engine_is_not_registered_twice_unawares(gate: Gateway) -> None:
+    at, elsewhere = gate.engine.address, "127.0.0.1:9"
+
+    async def register(
+        engine_id: str, admin: str, control: str, **more: Any
+    ) -> tuple[int, list[str], str]:
+        member = {"rank": 0, "admin": admin, "control": control}
+        made = await gate.register(engine_id, members=[member], **more)
+        faults = [] if made.is_success else made.json()["errors"]
+        return made.status_code, [one["pointer"] for one in faults], made.text
+
+    no = {"allow_shared_address": False}
+    for admin, control, places in (
+        (at, elsewhere, ["/members/0/admin"]),
+        (elsewhere, at, ["/members/0/control"]),
+        (at, at, ["/members/0/admin"]),
+        (at.replace("127.0.0.1", "LOCALHOST"), at, ["/members/0/control"]),
+    ):
+        status, pointers, text = await register("twin", admin, control, **no)
+        assert (status, pointers) == (409, places)
+        assert "ENGINE_ADDRESS_TAKEN" in text
+        assert "the engine e1" in text
+    # Whoever may not read it is not told which one it is.
+    may_not_read = gate.auth(Scope.ENGINES)
+    status, _, text = await register("twin", at, at, headers=may_not_read, **no)
+    assert (status, "ENGINE_ADDRESS_TAKEN" in text, "the engine e1" in text) == (409, True, False)
+    assert (await register("alone", elsewhere, elsewhere, **no))[0] == 201
+    assert (await register("twin", at, at))[0] == 201, "it was said that they share it"
+
+    async def change(engine_id: str, generation: int, body: dict[str, Any]) -> tuple[int, str]:
+        headers = {**gate.auth(), "If-Match": f'"g{generation}"'}
+        answer = await gate.http.patch(f"/v1/engines/{engine_id}", json=body, headers=headers)
+        return answer.status_code, answer.json().get("reason", "")
+
+    there = {"members": [{"rank": 0, "admin": at, "control": at}]}
+    assert await change("alone", 1, there) == (409, "ENGINE_ADDRESS_TAKEN")
+    assert await change("twin", 1, there) == (200, ""), "it has that address already"
+    assert await change("alone", 1, {"labels": {"row": "7"}}) == (200, "")
+    assert await change("alone", 2, {**there, "allow_shared_address": True}) == (200, "")
+
+
 async def test_an_engine_outside_the_reach_is_not_registered(gate: Gateway) -> None:
     member = {"rank": 0, "admin": "169.254.169.254:80", "control": gate.engine.address}
-    body = {"id": "e9", "members": [member]}
+    body = {"id": "e9", "members": [member], "allow_shared_address": True}
     answer = await gate.http.post("/v1/engines", json=body, headers=gate.auth())
     assert (answer.status_code, answer.json()["reason"]) == (422, "ADDRESS_NOT_ALLOWED")
     assert answer.json()["errors"][0]["pointer"] == "/members/0/admin"

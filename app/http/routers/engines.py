@@ -16,6 +16,7 @@ from app.auth.requires import permit_of
 from app.domain.engine import Engine, HealthState
 from app.domain.kinds import EngineRole
 from app.domain.scopes import Scope
+from app.http.addresses import refuse_taken
 from app.http.bodies import ChangeEngineBody, FreezeBody, RegisterEngineBody
 from app.http.documents.engine import EngineDocument, EnginePage
 from app.http.labelling import refuse_beyond_policy, refuse_change_beyond_policy
@@ -115,9 +116,12 @@ async def register_engine(
 ) -> Response:
     """Add an engine. Its addresses must lie within the gateway's `engine_reach`, and it must be one
     that the caller may manage by the gateway's policy."""
-    await refuse_beyond_policy(request, body.draft())
+    draft = body.draft()
+    await refuse_beyond_policy(request, draft)
+    if not body.allow_shared_address:
+        await refuse_taken(request, draft.id, draft.members)
     caller = caller_of(request, who, body.reason)
-    engine = await house.fleet.register(body.draft(), caller)
+    engine = await house.fleet.register(draft, caller)
     return _engine_reply(engine, status=201, headers={"Location": f"/v1/engines/{engine.id}"})
 
 
@@ -128,7 +132,7 @@ async def get_engine(who: MayRead, house: House, engine: VisibleEngine) -> Respo
 
 
 @router.patch(
-    "/{engine}", response_model=EngineDocument, responses=problems(404, 412, 413, 415, 428)
+    "/{engine}", response_model=EngineDocument, responses=problems(404, 409, 412, 413, 415, 428)
 )
 async def change_engine(
     who: MayManageEngines,
@@ -141,9 +145,12 @@ async def change_engine(
     """Change the registration. `If-Match: "g3"` is needed. Under a policy other labels must neither
     take it from the caller nor give the caller more."""
     expected = expected_generation(one_header(request, "if-match"))
-    await refuse_change_beyond_policy(request, engine, body.change(), expected)
+    change = body.change()
+    await refuse_change_beyond_policy(request, engine, change, expected)
+    if not body.allow_shared_address and change.members is not None:
+        await refuse_taken(request, engine.id, change.members, engine.registration.members)
     caller = caller_of(request, who, body.reason)
-    return _engine_reply(await house.fleet.change(engine.id, body.change(), expected, caller))
+    return _engine_reply(await house.fleet.change(engine.id, change, expected, caller))
 
 
 @router.delete("/{engine}", status_code=204, responses=problems(404, 409, 412, 428))
