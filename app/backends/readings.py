@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from google.protobuf import struct_pb2
+
 from app.backends.spelling import (
     Malformed,
     count_of,
@@ -231,10 +233,34 @@ _RANK_LOAD = (
 )
 
 
+_RANK_MEMORY = ("rank", "weights_bytes", "kv_cache_bytes", "kept_bytes", "in_use_bytes")
+_RANKS_AT_MOST = 65_536
+
+
 def load_of(load: server_pb2.LoadInfo) -> JsonObject:
     """A number that the engine does not give is absent, never 0."""
     ranks: list[JsonValue] = [_present(rank, *_RANK_LOAD) for rank in load.ranks]
-    return {"instance_id": text_of(load.instance_id), **_present(load, *_LOAD), "ranks": ranks}
+    found = {"instance_id": text_of(load.instance_id), **_present(load, *_LOAD), "ranks": ranks}
+    memory = _memory_of(load)
+    return {**found, "memory": memory} if memory else found
+
+
+def _memory_of(load: server_pb2.LoadInfo) -> list[JsonValue]:
+    """Of the free-form field these numbers of each rank, and nothing that is none."""
+    told = load.attributes.fields.get("memory")
+    rows = [] if told is None else [one.struct_value.fields for one in told.list_value.values]
+    found: list[JsonValue] = []
+    for row in rows[:_RANKS_AT_MOST]:
+        numbers = {name: _whole(row[name]) for name in _RANK_MEMORY if name in row}
+        if numbers.get("rank") is not None:
+            found.append({name: one for name, one in numbers.items() if one is not None})
+    return found
+
+
+def _whole(value: struct_pb2.Value) -> int | None:
+    """A count that JSON can tell from its neighbours."""
+    number = value.number_value if value.HasField("number_value") else -1.0
+    return int(number) if 0 <= number < 2**53 and number == int(number) else None
 
 
 def kv_sources_of(found: kv_pb2.GetKvEventSourcesResponse) -> tuple[JsonObject, ...]:

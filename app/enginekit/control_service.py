@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any, TypeVar
@@ -60,6 +61,15 @@ _ABORT_STATUS = {
     AbortOutcome.ABORTED: lifecycle_pb2.AbortStatus.ABORT_STATUS_ABORTED,
     AbortOutcome.ALREADY_FINISHED: lifecycle_pb2.AbortStatus.ABORT_STATUS_ALREADY_FINISHED,
 }
+
+
+def _attributes(load: Load) -> struct_pb2.Struct | None:
+    """What the contract's load has no field for: `memory`, a list of objects, one for each rank."""
+    if not load.memory:
+        return None
+    attributes = struct_pb2.Struct()
+    attributes["memory"] = [dataclasses.asdict(one) for one in load.memory]
+    return attributes
 
 
 class ControlService(openengine_pb2_grpc.ControlServicer):
@@ -180,6 +190,7 @@ class ControlService(openengine_pb2_grpc.ControlServicer):
                 )
                 for rank in (load.ranks if per_rank else ())
             ],
+            attributes=_attributes(load) if per_rank else None,
         )
 
     # ---- health ----

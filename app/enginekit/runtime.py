@@ -211,6 +211,18 @@ class RankLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Of one of the world's ranks, as it measured it. `kept_bytes`: copies outside of what it
+    serves from, of what is released. `in_use_bytes`: all that the rank takes, its own included."""
+
+    rank: int
+    weights_bytes: int
+    kv_cache_bytes: int
+    kept_bytes: int
+    in_use_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """The runtime's own numbers; the kit adds the requests that it holds to `queued_requests`."""
 
@@ -224,6 +236,7 @@ class Load:
     decode_batch_size: int = 0
     active_kv_sessions: int | None = None  # held for other engines; None: it holds none ever
     ranks: tuple[RankLoad, ...] = ()
+    memory: tuple[RankMemory, ...] = ()  # by rank; empty: it is not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -304,6 +304,7 @@ class EngineCore:
             prefill_batch_size=prefill,
             decode_batch_size=decode,
             steps=self._steps,
+            memory=self._holding.memory(),
         )
 
     def _probe(self) -> None:

@@ -235,7 +235,14 @@ class Engine:
         return _expect(await self._group.order(order), m.Aborted)
 
     async def load(self) -> m.LoadNumbers:
-        return _expect(await self._group.order(m.ReadLoad()), m.LoadNumbers)
+        return (await self.load_and_memory())[0]
+
+    async def load_and_memory(self) -> tuple[m.LoadNumbers, tuple[m.RankMemory, ...]]:
+        """The memory of each rank, in rank order. The first one's stands in its load as well."""
+        first, *others = await self._group.results(m.ReadLoad())
+        load = _expect(first, m.LoadNumbers)
+        memory = (load.memory, *(_expect(other, m.RankMemory) for other in others))
+        return load, tuple(one for one in memory if one is not None)
 
     async def flush_prefix_cache(self) -> m.PrefixFlushed:
         return _expect(await self._group.order(m.FlushPrefixCache()), m.PrefixFlushed)

@@ -39,6 +39,8 @@ class Follower:
                 return self._staging.settle(change_id)
             case CollectKv(request_id):
                 return self._holding.collect(request_id)
+            case m.ReadLoad():
+                return self._holding.memory()
         return m.Done()
 
     def compute(self, plan: m.StepPlan) -> None:

@@ -124,9 +124,12 @@ class Group:
 
     async def order(self, order: m.Order) -> m.Result:
         """Carry an order out on all ranks; the first rank's result stands for all."""
+        return (await self.results(order))[0]
+
+    async def results(self, order: m.Order) -> list[m.Result]:
+        """The same, with what each rank answered, in rank order."""
         issued = self.issue(order)
-        results = await asyncio.gather(*(self.ack(issued, rank) for rank in self.ranks))
-        return results[0]
+        return await asyncio.gather(*(self.ack(issued, rank) for rank in self.ranks))
 
     def change(self, order: c.Preparation, *, prepare_deadline_s: float = 1800.0) -> Change:
         """Begin a release, a restore or an update of weights. Nothing is sent before the first

@@ -19,7 +19,7 @@ from app.reference_engine.change_orders import Resource
 from app.reference_engine.config import ModelConfig
 from app.reference_engine.errors import OrderRefused
 from app.reference_engine.handoff_messages import KvExport, KvSource, KvWritten
-from app.reference_engine.host_memory import HostCopy, bytes_of, sha256_of
+from app.reference_engine.host_memory import HostCopy, bytes_of, memory_in_use, sha256_of
 from app.reference_engine.kv_parts import read_part, write_part
 from app.reference_engine.lora import Adapter, packed
 from app.reference_engine.model import KvCache, Llama, Span
@@ -158,6 +158,14 @@ class Holding:
             weights = 0 if self.held.model is None else bytes_of(self.held.model.weights)
             return weights + bytes_of(packed(self.held.adapters.values()))
         return 0 if self.held.cache is None else bytes_of(cache_tensors(self.held.cache))
+
+    def memory(self) -> m.RankMemory:
+        return m.RankMemory(
+            weights=self.bytes_held(Resource.WEIGHTS),
+            kv_cache=self.bytes_held(Resource.KV_CACHE),
+            kept=self.bytes_kept,
+            in_use=memory_in_use(self.device),
+        )
 
     @property
     def bytes_kept(self) -> int:

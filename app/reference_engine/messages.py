@@ -290,6 +290,18 @@ class PrefixFlushed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes of one rank. ``weights`` and ``kv_cache``: what the live tensors measure. ``kept``:
+    copies in host memory of what is released. ``in_use``: of the whole process, or what the
+    device's allocator has reserved for it."""
+
+    weights: int
+    kv_cache: int
+    kept: int
+    in_use: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadNumbers:
     """Requests, blocks and tokens now; batch sizes in sequences, of the last step taken."""
 
@@ -304,6 +316,7 @@ class LoadNumbers:
     decode_batch_size: int = 0
     preemptions: int = 0
     steps: int = 0
+    memory: RankMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +330,7 @@ Result = (
     | GateSet
     | PrefixFlushed
     | LoadNumbers
+    | RankMemory
     | Done
     | KvDelivered
     | KvWritten

@@ -44,6 +44,7 @@ from app.enginekit.runtime import (
     Order,
     ProfileArtifact,
     RankLoad,
+    RankMemory,
     RuntimeFault,
 )
 from app.reference_engine import messages as m
@@ -220,7 +221,7 @@ class ReferenceRuntime:
 
     async def load(self) -> Load:
         try:
-            now = await self._engine.load()
+            now, memory = await self._engine.load_and_memory()
         except RankLost as error:
             raise fault_of(error) from error
         rank = RankLoad(
@@ -243,6 +244,16 @@ class ReferenceRuntime:
             decode_batch_size=now.decode_batch_size,
             active_kv_sessions=self._handoff.sessions,
             ranks=(rank,),
+            memory=tuple(
+                RankMemory(
+                    rank=number,
+                    weights_bytes=one.weights,
+                    kv_cache_bytes=one.kv_cache,
+                    kept_bytes=one.kept,
+                    in_use_bytes=one.in_use,
+                )
+                for number, one in enumerate(memory)
+            ),
         )
 
     async def open_session(self, order: Order, rank: int) -> None:

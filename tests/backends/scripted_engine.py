@@ -340,6 +340,10 @@ class ScriptedEngine(admin_pb2_grpc.OpenEngineAdminServicer, openengine_pb2_grpc
             instance_id=self.instance_id, running_requests=3, queued_requests=0
         )
         load.attributes["token"] = "canary"
+        told = {"rank": 1, "weights_bytes": 4096, "in_use_bytes": 0, "secret": "canary"}
+        odd = {"rank": 2, "weights_bytes": "canary", "kv_cache_bytes": -1, "kept_bytes": 0.5}
+        rows: list[Any] = [told, odd, {"weights_bytes": 1}, "canary", {"rank": 2**60}]
+        load.attributes["memory"] = rows
         return load
 
     async def Abort(self, request: Any, context: Any) -> Any:  # noqa: N802

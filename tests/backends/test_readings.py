@@ -71,6 +71,10 @@ class TestReading:
         assert "canary" not in repr(found) + repr(load)
         assert (load["running_requests"], load["queued_requests"]) == (3, 0)
         assert "used_kv_blocks" not in load
+        assert load["memory"] == [
+            {"rank": 1, "weights_bytes": 4096, "in_use_bytes": 0},
+            {"rank": 2},
+        ]
 
     async def test_what_is_constant_is_read_once_in_an_engine_life(
         self, engine: ScriptedEngine, backend: EngineBackend

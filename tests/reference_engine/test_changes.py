@@ -125,6 +125,20 @@ async def open_again(engine: Engine) -> None:
     await engine.set_gate(m.SetGate(gate=m.Gate.OPEN))
 
 
+async def test_each_rank_tells_what_it_holds_and_what_is_kept(two: Engine) -> None:
+    load, before = await two.load_and_memory()
+    assert load.memory == before[0]
+    assert len(before) == 2
+    weights = [one.weights for one in before]
+    assert all(one.weights and one.kv_cache and not one.kept for one in before)
+    await two.carry_out(release(c.Resource.WEIGHTS, preserve=True))
+    _, released = await two.load_and_memory()
+    assert [(one.weights, one.kept) for one in released] == [(0, held) for held in weights]
+    assert [one.kv_cache for one in released] == [one.kv_cache for one in before]
+    for now, then in zip(released, before, strict=True):
+        assert 0 < now.in_use < then.in_use + then.kv_cache, "of the process, and in bytes"
+
+
 async def test_update_from_disk_is_the_other_version_exactly(
     two: Engine, tiny: Path, other: Path
 ) -> None:

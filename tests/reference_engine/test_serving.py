@@ -319,9 +319,30 @@ async def test_load_and_capacity(clients: Clients) -> None:
         assert getattr(rank, field) == getattr(load, field)
     assert rank.HasField("data_parallel_rank")
     assert rank.prefill_batch_size + rank.decode_batch_size > 0
-    assert not (await clients.load()).ranks
+    alone = await clients.load()
+    assert not alone.ranks
+    assert not alone.attributes.fields
     assert load.waiting_tokens > 0
     assert load.running_tokens > load.waiting_tokens
+
+
+async def test_what_each_rank_holds_is_told(clients: Clients) -> None:
+    """Measured by the rank itself: there, not there, or kept elsewhere."""
+
+    async def memory() -> list[dict[str, int]]:
+        load = await clients.load(per_rank=True)
+        rows = load.attributes.fields["memory"].list_value.values
+        return [
+            {name: int(value.number_value) for name, value in row.struct_value.fields.items()}
+            for row in rows
+        ]
+
+    (before,) = await memory()
+    assert before.pop("rank") == 0
+    assert before["weights_bytes"] > 0
+    assert before["kv_cache_bytes"] > 0
+    assert before["kept_bytes"] == 0
+    assert before["in_use_bytes"] > before["weights_bytes"] + before["kv_cache_bytes"]
 
 
 async def test_requests_that_can_never_be_served(clients: Clients) -> None:
