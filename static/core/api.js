@@ -11,9 +11,9 @@ export class Problem extends Error {
     this.detail = said.charAt(0).toUpperCase() + said.slice(1) + (/[.!?:]$/.test(said) ? "" : ".");
   }
 
-  /** Of a place in the body, such as "/mode". */
-  at(pointer) {
-    return this.errors.find((one) => one.pointer === pointer)?.detail;
+  /** Of a place in the body, such as "/mode"; `below`: or of one in it. */
+  at(pointer, below = false) {
+    return this.errors.find((one) => one.pointer === pointer || (below && one.pointer?.startsWith(`${pointer}/`)))?.detail;
   }
 
   get forbidden() {

@@ -48,6 +48,13 @@ export function learnEngine(engine) {
   putEngines([engine]);
 }
 
+/** It was taken off the register here; the next look says so anyway. */
+export function forgetEngine(id) {
+  const engines = new Map(fleet.value.engines);
+  engines.delete(id);
+  fleet.patch({ engines });
+}
+
 function hear({ type, data }) {
   if (type === "reset") {
     anew = true; // the snapshot behind it replaces all

@@ -1,12 +1,9 @@
 // Every order as data: what it takes, what may be filled in, and how much damage it can do. Forms
 // are made from this and from what the engine says that it can do.
 import { title, words } from "../parts/words.js";
+import { MODES, choice, figure, flag, lines, many, number, text } from "./making.js";
+import { UPDATE_WEIGHTS } from "./weights.js";
 
-const MODES = {
-  drain: "Let running requests finish",
-  keep: "Freeze running requests until resumed",
-  abort: "End running requests",
-};
 const DRAINS = {
   wait: "Wait until running requests have finished",
   refuse: "Refuse the order if requests are running",
@@ -17,31 +14,7 @@ const CONTENT = {
   preserve: "Keep the content in host memory",
   discard: "Drop the content",
 };
-const CACHE_POLICIES = {
-  flush: "Flush what the earlier weights computed",
-  keep: "Keep what the earlier weights computed (outputs may mix)",
-};
 const PROFILERS = { torch: "Torch: operators and kernels", memory: "Memory: allocations", device: "Device: the accelerator's own" };
-
-// In the order of their words, which is from the mildest on.
-const choices = (values, said = {}) => {
-  const place = (value) => Object.keys(said).indexOf(value);
-  return [...values].sort((a, b) => place(a) - place(b)).map((value) => ({ value, label: said[value] ?? title(value) }));
-};
-const first = (values, ...wanted) => wanted.find((one) => values.includes(one)) ?? values[0];
-const number = (text) => (text === "" || text === undefined ? undefined : Number(text));
-
-function choice(name, label, values, said, ...wanted) {
-  return { name, label, type: "choice", options: choices(values, said), value: first(values, ...wanted) };
-}
-
-function many(name, label, values, chosen = values) {
-  return { name, label, type: "many", options: choices(values), value: chosen, required: true };
-}
-
-const text = (name, label, more) => ({ name, label, type: "text", value: "", required: true, ...more });
-const figure = (name, label, more) => ({ name, label, type: "number", value: "", ...more });
-const flag = (name, label, more) => ({ name, label, type: "flag", value: false, ...more });
 
 /**
  * `fields({can, facts})` gives what is filled in; `body(values, {can, facts})` what is sent. `grave`
@@ -94,28 +67,7 @@ export const ORDERS = [
     fields: ({ facts }) => [many("resources", "What to restore", facts.released)],
     body: ({ resources }, { facts }) => ({ resources: resources.filter((one) => facts.released.includes(one)), release_epoch: facts.release_epoch }),
   },
-  {
-    kind: "update_weights", verb: "update-weights", scope: "admin:weights", group: "Weights",
-    says: "Puts new weights in place, on all ranks or on none.",
-    idle: ({ can }) => (can.weight_sources.includes("disk") ? null : "This engine takes weights from trainers only, by the API."),
-    fields: ({ can, facts }) => [
-      text("path", "Folder with the weights", { hint: "Safetensors files, as the engine's host sees them.", mono: true }),
-      text("weight_version", "What they are called", { hint: facts.weights.version ? `Now: ${facts.weights.version}` : undefined }),
-      choice("around", "While they are exchanged",
-        [...(facts.admission === "paused" ? ["under"] : can.pause_modes)],
-        { ...Object.fromEntries(Object.entries(MODES).map(([mode, said]) => [mode, `Pause: ${said.toLowerCase()}`])), under: "It is paused already, and stays so" }, "drain"),
-      choice("cache_policy", "Caches", can.cache_policies, CACHE_POLICIES, "flush"),
-      ...(can.components.length > 1 ? [many("components", "Components", can.components, ["target"])] : []),
-      flag("check_finite", "Refuse weights with NaN or infinity"),
-    ],
-    body: ({ path, weight_version, around, cache_policy, components, check_finite }, { facts }) => ({
-      source: { disk: { path } }, weight_version, cache_policy,
-      ...(components ? { components } : {}),
-      ...(around === "under" ? { under_pause: { pause_epoch: facts.pause?.epoch ?? facts.pause_epoch } } : { pause: around }),
-      ...(check_finite ? { check_finite } : {}),
-    }),
-    grave: () => true,
-  },
+  UPDATE_WEIGHTS,
   {
     kind: "set_weight_version", verb: "weight-version", scope: "admin:weights", group: "Weights",
     says: "Gives the weights in place another name.",
@@ -151,7 +103,7 @@ export const ORDERS = [
     says: "Ends requests, all or by their ids.",
     fields: ({ can }) => [
       choice("which", "Which", can.abort_all ? ["ids", "all"] : ["ids"], { ids: "Those named below", all: "All of them" }, "ids"),
-      { name: "ids", label: "Request ids", type: "lines", value: "", required: true, when: (values) => values.which === "ids", hint: "One a line." },
+      lines("ids", "Request ids", { when: (values) => values.which === "ids", hint: "One a line." }),
     ],
     body: ({ which, ids }) => (which === "all" ? { all: true } : { request_ids: ids.split(/\s+/).filter(Boolean) }),
     grave: () => true,
@@ -216,7 +168,9 @@ export function missing(order, fields, values, about) {
     const value = values[field.name];
     const empty = Array.isArray(value) ? !value.length : String(value ?? "").trim() === "";
     if (field.required && empty) return `“${field.label}” is still empty.`;
-    if (field.type === "number" && !empty && !(Number(value) > 0)) return `“${field.label}” takes a number above 0.`;
+    if (field.type !== "number" || empty) continue;
+    const enough = field.from === undefined ? Number(value) > 0 : Number(value) >= field.from;
+    if (!enough) return `“${field.label}” takes a number ${field.from === undefined ? "above 0" : `from ${field.from} on`}.`;
   }
   return order.ready?.(values, about) ?? null;
 }

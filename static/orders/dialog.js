@@ -40,10 +40,13 @@ function OrderForm({ engine, order, can, preset, onClose }) {
   const key = useRef({ key: newKey(), of: null });
   const values = { ...Object.fromEntries(fields.map((field) => [field.name, valid(field, typed[field.name])])), ...common(typed) };
   const change = (name, value) => {
-    const next = { ...typed, [name]: value };
-    setTyped(next);
+    // Of what is there by then: a file takes a while to be read, and more may be typed meanwhile.
+    setTyped((now) => {
+      const next = { ...now, [name]: value };
+      keepDraft(engine.id, order.kind, next);
+      return next;
+    });
     setProblem(null);
-    keepDraft(engine.id, order.kind, next);
   };
 
   const lacks = missing(order, fields, values, about);
@@ -84,7 +87,7 @@ function OrderForm({ engine, order, can, preset, onClose }) {
     <p class="lead">${order.says}</p>
     ${forbidden && html`<${Note} icon="lock">${forbidden}<//>`}
     ${fields.filter((field) => !field.when || field.when(values)).map((field) => html`<${Field} key=${field.name} id=${id(field.name)} field=${field}
-      value=${values[field.name]} onChange=${(value) => change(field.name, value)} fault=${shown?.at?.(`/${field.name}`)} />`)}
+      value=${values[field.name]} onChange=${(value) => change(field.name, value)} fault=${shown?.at?.(field.at ?? `/${field.name}`, Boolean(field.at))} />`)}
     <${Field} id=${id("reason")} value=${values.reason} onChange=${(value) => change("reason", value)}
       field=${{ type: "text", label: me?.reason_required?.includes(order.kind) ? "Reason (needed)" : "Reason", most: 500, hint: "Kept with the operation and in the audit." }} />
     <details class="more"><summary>More</summary>
@@ -108,6 +111,8 @@ function valid(field, value) {
   if (value === undefined) return field.value;
   const offered = field.options?.map((one) => one.value);
   if (field.type === "choice") return offered.includes(value) ? value : field.value;
+  // Of a draft there is no file: that has to be picked anew.
+  if (field.type === "file") return typeof value === "object" ? value : null;
   if (field.type === "many") return field.fixed ? field.value : value.filter((one) => offered.includes(one));
   return value;
 }

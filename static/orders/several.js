@@ -149,7 +149,7 @@ function hindrance(engine, order, found, me) {
   if (!engine.facts) return "Nothing is known of it yet.";
   if (!found?.can) return found?.problem?.detail ?? "It does not say what it can do.";
   if (!found.can.operations.includes(order.kind)) return "It does not offer this order.";
-  return order.idle?.({ can: found.can, facts: engine.facts }) ?? null;
+  return order.idle?.({ can: found.can, facts: engine.facts, several: true }) ?? null;
 }
 
 /** What all of them offer, as one engine's capabilities would say it. */
@@ -167,11 +167,12 @@ function inCommon(engines, found) {
   const paused = all.every((one) => one.admission === "paused");
   return {
     can,
+    several: true,
     facts: { ...all[0], admission: paused ? "paused" : "open", released: [...new Set(all.flatMap((one) => one.released))] },
   };
 }
 
 function said(order, engine, found, values, reason, queue) {
-  const body = order.body(values, { can: found.get(engine.id).can, facts: engine.facts });
+  const body = order.body(values, { can: found.get(engine.id).can, facts: engine.facts, several: true });
   return JSON.parse(JSON.stringify({ ...body, reason: reason || undefined, when_busy: queue ? "queue" : undefined }));
 }

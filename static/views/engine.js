@@ -12,6 +12,7 @@ import { OrderDialog } from "../orders/dialog.js";
 import { Action, Age, Copy, Facts, Labels, Progress } from "../parts/bits.js";
 import { OperationState } from "../parts/badge.js";
 import { Condition, STALE_MS, conditionOf, seenAt } from "../parts/condition.js";
+import { Found, Twins } from "../parts/origin.js";
 import { useLoad } from "../parts/load.js";
 import { OperationTable } from "../parts/operations.js";
 import { Empty, Failure, Loading, Note } from "../parts/states.js";
@@ -20,6 +21,7 @@ import { AWAY, Adapters, Capabilities, KvEventSources, Profiles, Ranks } from ".
 import { Weights } from "./fleet.js";
 import { Freezing } from "./freezing.js";
 import { LoadChart } from "./load_chart.js";
+import { Registration } from "./registering.js";
 import { useTitle } from "./title.js";
 
 export function EnginePage({ id }) {
@@ -52,6 +54,7 @@ function Crumbs() {
 function Engine({ engine }) {
   const { query } = useStore(route);
   const me = useStore(session, (value) => value.me);
+  const engines = useStore(fleet, (value) => value.engines);
   const ordering = query.get("order");
   const preset = useMemo(() => (query.get("name") ? { name: query.get("name") } : {}), [ordering]);
   const condition = conditionOf(engine);
@@ -61,8 +64,9 @@ function Engine({ engine }) {
   const away = engine.health.state === "unreachable";
   const [capabilities] = useLoad((signal) => get(`${path}/capabilities`, { signal }), `${engine.id} ${facts?.instance_id} ${away}`);
   const [info] = useLoad((signal) => get(`${path}/info`, { signal }), `${engine.id} ${engine.revision} ${away}`);
-  return html`<div class="head"><h1>${engine.id}</h1><${Condition} engine=${engine} /><${Labels} labels=${engine.labels} /><${Freezing} engine=${engine} me=${me} /></div>
+  return html`<div class="head"><h1>${engine.id}</h1><${Condition} engine=${engine} /><${Found} engine=${engine} /><${Labels} labels=${engine.labels} /><span class="head-end"><${Freezing} engine=${engine} me=${me} /><${Registration} engine=${engine} me=${me} /></span></div>
     <p class="dim why">${condition.why} Seen <${Age} at=${seenAt(engine)} stale=${STALE_MS} />.</p>
+    <${Twins} engine=${engine} engines=${engines} />
     ${engine.frozen && html`<${Note} tone="cold" icon="snow"><b>Frozen until ${atFull(engine.frozen.until)}.</b> ${engine.frozen.reason} <span class="dim">By ${engine.frozen.by.subject}.</span><//>`}
     <${UnderWay} engine=${engine} />
     <${OrderBar} engine=${engine} can=${capabilities.data} problem=${capabilities.problem} me=${me} />
@@ -117,14 +121,16 @@ function EngineFacts({ engine, info }) {
     ["Released", facts.released.length ? facts.released.map(words).join(", ") : "Nothing"],
     ["Weights", html`<${Weights} facts=${facts} />`],
     ["Role", title(facts.role)],
-    ["Engine", info && `${info.engine_name ?? ""} ${info.engine_version ?? ""}`],
+    ["Engine", info && [info.engine_name, info.engine_version].filter(Boolean).join(" ")],
     ["Models", info?.models?.join(", ")],
     ["Parallelism", shape && Object.entries(shape).map(([name, value]) => `${words(name).replace(" parallel size", "")} ${value}`).join(" · ")],
     ["Revision", html`r${engine.revision} <span class="dim">${engine.revision_source === "gateway" ? "kept by the gateway: other clients are not held off by it" : "kept by the engine"}</span>`],
     ["Epochs", `pause ${facts.pause_epoch}, release ${facts.release_epoch}`],
     ["Instance", html`<code class="break">${facts.instance_id}</code> <${Copy} text=${facts.instance_id} what="instance id" />`],
-    ["Address", html`<code class="break">${engine.members.map((one) => one.admin).join(", ")}</code>`],
+    ["Address", html`<code class="break">${engine.members.map((one) => (one.admin === one.control ? one.admin : `${one.admin} (read at ${one.control})`)).join(", ")}</code>`],
     ["Dialect", engine.dialect],
+    ["Credential", engine.tls.credential],
+    ["Registered", html`<${Age} at=${engine.created_at} />${engine.generation > 1 && html`, changed <${Age} at=${engine.updated_at} />`}`],
   ]} />`;
 }
 

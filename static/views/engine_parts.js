@@ -40,8 +40,20 @@ export function Ranks({ engine, can }) {
     return html`<p class="small dim">${can ? `${count(can.world_size, "rank")} in all. ` : ""}Load is told for each data-parallel rank.</p>
       ${ranks.length === 0 ? html`<${Empty} title="The engine tells no load by rank." />` : html`<div class="scroll"><table><thead><tr>${["Rank", "Running", "Queued", "KV cache", ""].map((one) => html`<th scope="col" key=${one}>${one || html`<span class="sr">Share</span>`}</th>`)}</tr></thead>
       <tbody>${ranks.map((one) => html`<tr key=${one.data_parallel_rank}><th scope="row">${one.data_parallel_rank}</th><td>${one.running_requests}</td><td>${one.queued_requests}</td>
-        <td>${one.used_kv_blocks} of ${one.total_kv_blocks} blocks</td><td><${Share} used=${one.used_kv_blocks} of=${one.total_kv_blocks} /></td></tr>`)}</tbody></table></div>`}`;
+        <td>${one.used_kv_blocks} of ${one.total_kv_blocks} blocks</td><td><${Share} used=${one.used_kv_blocks} of=${one.total_kv_blocks} /></td></tr>`)}</tbody></table></div>`}
+      <${Memory} rows=${load.memory ?? []} />`;
   }}<//>`;
+}
+
+const MEMORY = [["weights_bytes", "Weights"], ["kv_cache_bytes", "KV cache"], ["kept_bytes", "Kept"], ["in_use_bytes", "In use"]];
+
+/** Of engines that tell it; those that don't measure themselves tell it with the result of a release. */
+function Memory({ rows }) {
+  if (!rows.length) return null;
+  const told = MEMORY.filter(([name]) => rows.some((one) => one[name] !== undefined));
+  return html`<h3 id="memory">Memory</h3><div class="scroll"><table aria-labelledby="memory"><thead><tr><th scope="col">Rank</th>${told.map(([name, said]) => html`<th scope="col" key=${name}>${said}</th>`)}</tr></thead>
+    <tbody>${rows.map((one) => html`<tr key=${one.rank}><th scope="row">${one.rank}</th>${told.map(([name]) => html`<td key=${name}>${one[name] === undefined ? html`<span class="dim">not told</span>` : bytes(one[name])}</td>`)}</tr>`)}</tbody></table></div>
+    <p class="small dim">As each rank measures it. Kept: copies of what is released. In use: all that the rank takes.</p>`;
 }
 
 function Share({ used, of }) {

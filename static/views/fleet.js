@@ -3,6 +3,7 @@ import { fleet } from "../core/fleet.js";
 import { html, useMemo } from "../core/html.js";
 import { to } from "../core/place.js";
 import { route, setQuery } from "../core/router.js";
+import { session } from "../core/session.js";
 import { KeptStore, useStore } from "../core/store.js";
 import { Age, Labels, OperationLink, Progress } from "../parts/bits.js";
 import { CONDITIONS, Condition, STALE_MS, conditionOf, seenAt } from "../parts/condition.js";
@@ -12,6 +13,7 @@ import { Sparkline } from "../parts/sparkline.js";
 import { Empty, Failure, Loading } from "../parts/states.js";
 import { brief, count, title, words } from "../parts/words.js";
 import { Choose, ChooseAll, ChosenBar, chosen } from "./selection.js";
+import { RegisterAction } from "./registering.js";
 import { useTitle } from "./title.js";
 
 const look = new KeptStore("fleet.look", "table", ["table", "cards"]);
@@ -20,6 +22,7 @@ export function FleetPage() {
   useTitle("Fleet");
   const { engines, seenAt, problem } = useStore(fleet);
   const { query } = useStore(route);
+  const me = useStore(session, (value) => value.me);
   const list = useMemo(() => [...engines.values()].sort((a, b) => a.id.localeCompare(b.id, "en", { numeric: true })), [engines]);
   const wanted = { text: query.get("q") ?? "", condition: query.get("state") ?? "", role: query.get("role") ?? "", version: query.get("version") ?? "", label: query.get("label") ?? "" };
   const shown = useMemo(() => list.filter((engine) => fits(engine, wanted)), [list, query.toString()]);
@@ -27,9 +30,9 @@ export function FleetPage() {
   if (!seenAt) {
     return html`<h1>Fleet</h1>${problem ? html`<${Failure} problem=${problem} />` : html`<${Loading} what="Reading the fleet" />`}`;
   }
-  return html`<div class="head"><h1>Fleet</h1><p class="dim">${count(list.length, "engine")}</p><${Look} /></div>
+  return html`<div class="head"><h1>Fleet</h1><p class="dim">${count(list.length, "engine")}</p><span class="head-end"><${RegisterAction} me=${me} />${list.length > 0 && html`<${Look} />`}</span></div>
     ${list.length === 0
-      ? html`<${Empty} title="No engine is registered that you may see."><p>Register one with <code>POST /v1/engines</code>, or <code>chadburn engines register</code>.</p><//>`
+      ? html`<${Empty} title="No engine is registered that you may see."><p>Register one here, with <code>chadburn engines register</code>, or have the gateway find them.</p><//>`
       : html`<${Summary} list=${list} chosen=${wanted.condition} />
         <${Filters} list=${list} shown=${shown} wanted=${wanted} />
         ${shown.length === 0

@@ -16,10 +16,10 @@ const HOURS = [["1", "An hour"], ["4", "Four hours"], ["12", "Twelve hours"], ["
 export function Freezing({ engine, me }) {
   const [asking, ask] = useState(null);
   const refused = refusedFor(me, "admin:engines", engine);
-  return html`<span class="freezing">
+  return html`
     <${Action} id="freeze" tone="quiet" refused=${refused} onClick=${() => ask("freeze")}><${Icon} name="snow" /> ${engine.frozen ? "Change the freeze …" : "Freeze …"}<//>
     ${engine.frozen && html`<${Action} id="thaw" tone="quiet" refused=${refused} onClick=${() => ask("thaw")}>Lift the freeze …<//>`}
-    ${asking && html`<${FreezeDialog} key=${asking} engine=${engine} lift=${asking === "thaw"} onClose=${() => ask(null)} />`}</span>`;
+    ${asking && html`<${FreezeDialog} key=${asking} engine=${engine} lift=${asking === "thaw"} onClose=${() => ask(null)} />`}`;
 }
 
 function FreezeDialog({ engine, lift, onClose }) {
