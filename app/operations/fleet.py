@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 
 FRESH_FOR = timedelta(seconds=2)
 REFRESH_WAIT_S = 0.3
+
+Judge = Callable[[], Awaitable[None]]
+"""Raises what speaks against a change of the register that is sound in itself."""
 
 
 class Fleet:
@@ -63,14 +67,23 @@ class Fleet:
     # ---- the register ----
 
     async def register(
-        self, draft: EngineDraft, caller: Caller, *, back_from: tuple[str, str] | None = None
+        self,
+        draft: EngineDraft,
+        caller: Caller,
+        *,
+        back_from: tuple[str, str] | None = None,
+        judge: Judge | None = None,
     ) -> Engine:
-        """`back_from`: as the ledger's register takes it. Raises InvalidArgument (id, labels,
-        members, address out of reach, credential), UnsupportedDialect, EngineExists."""
+        """`back_from`: as the ledger's register takes it. `judge`: has the last word.
+
+        Raises InvalidArgument (id, labels, members, address out of reach, credential),
+        UnsupportedDialect, EngineExists."""
         async with self._audited("register_engine", caller, draft.id):
             check_id(draft.id)
             check_labels(draft.labels)
             self._backends.check(draft.dialect, draft.members, draft.tls)
+            if judge is not None:
+                await judge()
             now = self._clock.now()
             registration = Registration(
                 id=draft.id,
@@ -87,7 +100,13 @@ class Fleet:
         return engine
 
     async def change(
-        self, engine_id: str, change: EngineChange, expected_generation: int, caller: Caller
+        self,
+        engine_id: str,
+        change: EngineChange,
+        expected_generation: int,
+        caller: Caller,
+        *,
+        judge: Judge | None = None,
     ) -> Engine:
         """Raises UnknownEngine, GenerationMismatch, and InvalidArgument as `register`."""
         async with self._audited("change_engine", caller, engine_id):
@@ -102,6 +121,8 @@ class Fleet:
             )
             check_labels(changed.labels)
             self._backends.check(changed.dialect, changed.members, changed.tls)
+            if judge is not None:
+                await judge()
             entry = entry_of(now, "change_engine", "accepted", caller, engine_id=engine_id)
             engine = await self._ledger.engines.change(changed, expected_generation, entry)
         self._lookout(engine_id).read(anew=True)

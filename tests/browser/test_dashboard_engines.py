@@ -15,7 +15,7 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from app.enginekit.runtime import Load, RankMemory
-from tests.browser.test_dashboard import stage
+from tests.browser.staging import stage
 from tests.browser.watching import has
 from tests.enginekit.minimal_engine import until
 from tests.http.full import FULL

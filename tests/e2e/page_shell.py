@@ -212,9 +212,12 @@ class Shell:
         return _PORT.sub(lambda found: self.port(found[0]), text)
 
     def _named_anew(self, text: str) -> str:
-        """An id of an engine is given once; a page may show several ways to the same end."""
+        """An id of an engine is given once, and so is its address; a page may show several ways to
+        the same end."""
         if named := _REGISTERS.match(text):
             self._registered[named[1]] += 1
+            if self._registered[named[1]] > 1:
+                text = text.replace(named[0], f"{named[0]} --allow-shared-address", 1)
         for name, times in self._registered.items():
             if times > 1:
                 text = re.sub(

@@ -170,7 +170,12 @@ WAYS: dict[str, Way] = {
     "docs/trtllm.md": _sidecar(),
     "docs/vllm.md": _sidecar("weights/step-800"),
     "docs/vllm-control.md": Way(
-        gateway="", words=(("10.0.0.1:9201", "127.0.0.1:9201"), ("10.0.0.2:9201", "127.0.0.1:9202"))
+        gateway="",
+        words=(
+            # Another machine's engine is the first one's here.
+            ("10.0.0.1:9201", "127.0.0.1:9201 --allow-shared-address"),
+            ("10.0.0.2:9201", "127.0.0.1:9202"),
+        ),
     ),
     "docs/vllm-endpoints.md": Way(),
     "docs/vllm-sidecar.md": _sidecar(),

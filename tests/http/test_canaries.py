@@ -125,7 +125,8 @@ async def test_a_running_gateway_shows_no_secret(
             told[name] = f"{answer.status_code} {answer.headers} {answer.text}"
 
         for name in ("file", "oauth", "tls"):
-            body = {"id": name, "members": member(gate), "tls": {"credential": name}}
+            body: dict[str, Any] = {"id": name, "members": member(gate)}
+            body |= {"tls": {"credential": name}, "allow_shared_address": True}
             await ask(f"register {name}", "POST", "/v1/engines", json=body)
             await ask(f"models of {name}", "GET", f"/v1/engines/{name}/models")
             await ask(

@@ -345,6 +345,8 @@ async def test_an_engine_is_not_registered_twice_unawares(gate: Gateway) -> None
         assert (status, pointers) == (409, places)
         assert "ENGINE_ADDRESS_TAKEN" in text
         assert "the engine e1" in text
+    refused = (await gate.get("/v1/audit?action=register_engine&engine=twin")).json()["items"]
+    assert {one["reason"] for one in refused} == {"ENGINE_ADDRESS_TAKEN"}
     # Whoever may not read it is not told which one it is.
     may_not_read = gate.auth(Scope.ENGINES)
     status, _, text = await register("twin", at, at, headers=may_not_read, **no)
@@ -366,7 +368,7 @@ async def test_an_engine_is_not_registered_twice_unawares(gate: Gateway) -> None
 
 async def test_an_engine_outside_the_reach_is_not_registered(gate: Gateway) -> None:
     member = {"rank": 0, "admin": "169.254.169.254:80", "control": gate.engine.address}
-    body = {"id": "e9", "members": [member], "allow_shared_address": True}
+    body = {"id": "e9", "members": [member]}
     answer = await gate.http.post("/v1/engines", json=body, headers=gate.auth())
     assert (answer.status_code, answer.json()["reason"]) == (422, "ADDRESS_NOT_ALLOWED")
     assert answer.json()["errors"][0]["pointer"] == "/members/0/admin"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query
@@ -118,10 +119,13 @@ async def register_engine(
     that the caller may manage by the gateway's policy."""
     draft = body.draft()
     await refuse_beyond_policy(request, draft)
-    if not body.allow_shared_address:
-        await refuse_taken(request, draft.id, draft.members)
     caller = caller_of(request, who, body.reason)
-    engine = await house.fleet.register(draft, caller)
+    judge = (
+        None
+        if body.allow_shared_address
+        else partial(refuse_taken, request, draft.id, draft.members)
+    )
+    engine = await house.fleet.register(draft, caller, judge=judge)
     return _engine_reply(engine, status=201, headers={"Location": f"/v1/engines/{engine.id}"})
 
 
@@ -147,10 +151,14 @@ async def change_engine(
     expected = expected_generation(one_header(request, "if-match"))
     change = body.change()
     await refuse_change_beyond_policy(request, engine, change, expected)
-    if not body.allow_shared_address and change.members is not None:
-        await refuse_taken(request, engine.id, change.members, engine.registration.members)
     caller = caller_of(request, who, body.reason)
-    return _engine_reply(await house.fleet.change(engine.id, change, expected, caller))
+    judge = (
+        None
+        if body.allow_shared_address or change.members is None
+        else partial(refuse_taken, request, engine.id, change.members, engine.registration.members)
+    )
+    changed = await house.fleet.change(engine.id, change, expected, caller, judge=judge)
+    return _engine_reply(changed)
 
 
 @router.delete("/{engine}", status_code=204, responses=problems(404, 409, 412, 428))
