@@ -28,7 +28,6 @@ function places({ can }) {
   return {
     disk: [
       text("path", "Folder with the weights", { hint: "Safetensors files, as the engine's host sees them.", mono: true, ...inside("disk", "disk/path") }),
-      lines("digests", "Checksums", { required: false, hint: "Of files that are to be checked first, as sha256sum prints them. Empty: none.", ...inside("disk", "disk/digests") }),
     ],
     distributed: [
       { ...choice("backend", "Over", ["nccl", "gloo"], { nccl: "NCCL", gloo: "Gloo" }, "nccl"), ...group("backend") },
@@ -53,7 +52,7 @@ function places({ can }) {
 }
 
 const SAID = {
-  disk: ({ path, digests }) => ({ disk: { path, ...(digests.trim() ? { digests: digestsOf(digests) } : {}) } }),
+  disk: ({ path }) => ({ disk: { path } }),
   distributed: ({ backend, address, port, group, world_size, rank_offset, source_rank, sent }) => ({
     distributed: { backend, address, port: number(port), group, world_size: number(world_size), rank_offset: number(rank_offset), source_rank: number(source_rank), tensors: tensorsOf(sent) },
   }),
@@ -63,13 +62,7 @@ const SAID = {
   inline: ({ file }) => ({ tensors: { inline: { tensors: file.tensors } } }),
 };
 
-const digestsOf = (said) => said.split("\n").map((one) => one.trim()).filter(Boolean).map((line) => {
-  const [sha256, name] = line.split(/\s+\*?/);
-  return { sha256, name };
-});
-
 const FAULTS = {
-  disk: ({ digests }) => (digestsOf(digests).every(({ sha256, name }) => /^[0-9a-f]{64}$/.test(sha256) && name) ? null : "A line of “Checksums” is a SHA-256 and the name of a file."),
   distributed: ({ sent }) => tensorsOf(sent).fault,
   shared_memory: ({ placed }) => tensorsOf(placed, OFFSET).fault,
 };

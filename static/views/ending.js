@@ -5,37 +5,20 @@ import { learn } from "../core/fleet.js";
 import { html, useState } from "../core/html.js";
 import { Field } from "../orders/fields.js";
 import { Dialog } from "../parts/dialog.js";
-import { Note } from "../parts/states.js";
+import { Refused, useSending } from "../parts/sending.js";
 import { words } from "../parts/words.js";
 
-function useSend(operation, verb, onClose) {
-  const [sending, setSending] = useState(false);
-  const [problem, setProblem] = useState(null);
-  const send = async (body) => {
-    setSending(true);
-    setProblem(null);
-    try {
-      const answer = await call("POST", `v1/operations/${encodeURIComponent(operation.id)}/${verb}`, { body });
-      learn(answer.body);
-      onClose();
-    } catch (failed) {
-      setProblem(failed);
-      setSending(false);
-    }
-  };
-  return { send, sending, problem };
+function useEnding(ready, operation, verb, body, onClose) {
+  return useSending(ready, async () => {
+    learn((await call("POST", `v1/operations/${encodeURIComponent(operation.id)}/${verb}`, { body })).body);
+    onClose();
+  });
 }
-
-const Refused = ({ problem }) => problem && html`<${Note} tone="bad" role="alert"><b>${problem.title}.</b> ${problem.detail}<//>`;
 
 export function CancelDialog({ operation, onClose }) {
   const [reason, setReason] = useState("");
-  const { send, sending, problem } = useSend(operation, "cancel", onClose);
-  const submit = (event) => {
-    event.preventDefault();
-    if (!sending) send(reason.trim() ? { reason: reason.trim() } : {});
-  };
-  return html`<${Dialog} title="Cancel “${words(operation.kind)}”?" onClose=${onClose}><form onSubmit=${submit}>
+  const { send, sending, problem } = useEnding(true, operation, "cancel", { reason: reason.trim() || undefined }, onClose);
+  return html`<${Dialog} title="Cancel “${words(operation.kind)}”?" onClose=${onClose}><form onSubmit=${send}>
     <p>The engine is asked to end it. That may be too late, and its end is told as any other: the operation can still succeed or fail.</p>
     <${Field} id="cancel-reason" field=${{ type: "text", label: "Reason", most: 500 }} value=${reason} onChange=${setReason} />
     <${Refused} problem=${problem} />
@@ -52,13 +35,9 @@ export function SettleDialog({ operation, onClose }) {
   const [outcome, setOutcome] = useState("");
   const [reason, setReason] = useState("");
   const [typed, setTyped] = useState("");
-  const { send, sending, problem } = useSend(operation, "settle", onClose);
   const ready = outcome && reason.trim() && typed === operation.engine;
-  const submit = (event) => {
-    event.preventDefault();
-    if (ready && !sending) send({ outcome, reason: reason.trim() });
-  };
-  return html`<${Dialog} title="State how “${words(operation.kind)}” has ended" onClose=${onClose}><form onSubmit=${submit}>
+  const { send, sending, problem } = useEnding(ready, operation, "settle", { outcome, reason: reason.trim() }, onClose);
+  return html`<${Dialog} title="State how “${words(operation.kind)}” has ended" onClose=${onClose}><form onSubmit=${send}>
     <p>Nothing is asked of the engine, and no fact is changed. You state the end, under your name, and it can't be taken back. It frees the engine for other orders.</p>
     <${Field} id="settle-outcome" field=${{ type: "choice", label: "Outcome", options: OUTCOMES }} value=${outcome} onChange=${setOutcome} />
     <${Field} id="settle-reason" field=${{ type: "text", label: "How you know", most: 500 }} value=${reason} onChange=${setReason} />

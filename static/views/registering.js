@@ -10,7 +10,7 @@ import { Field } from "../orders/fields.js";
 import { Action, OperationLink } from "../parts/bits.js";
 import { Dialog } from "../parts/dialog.js";
 import { finderOf, kept } from "../parts/origin.js";
-import { Note } from "../parts/states.js";
+import { Refused, useSending } from "../parts/sending.js";
 
 const DIALECTS = [
   { value: "openengine", label: "OpenEngineAdmin, or openengine.v1.Control alone" },
@@ -43,7 +43,7 @@ const written = (engine) => ({
   credential: engine.tls.credential ?? "",
   server_name: engine.tls.server_name ?? "",
 });
-const EMPTY = { id: "", dialect: "openengine", members: "", labels: "", credential: "", server_name: "" };
+const EMPTY = { id: "", dialect: "openengine", ...written({ members: [], labels: {}, tls: {} }) };
 
 function said(values) {
   return {
@@ -86,41 +86,29 @@ function RegisterDialog({ engine, onClose }) {
   const before = useRef(engine);
   const [reason, setReason] = useState("");
   const [shared, share] = useState(false);
-  const [problem, setProblem] = useState(null);
-  const [sending, setSending] = useState(false);
   const fields = engine ? FIELDS : [ID, DIALECT, ...FIELDS];
   const change = (name) => (value) => {
     setValues({ ...values, [name]: value });
-    setProblem(null);
+    forget();
   };
   const body = engine ? changes(values, before.current) : { id: values.id.trim(), dialect: values.dialect, ...said(values) };
   const lacks = missing(values, engine) ?? (engine && !Object.keys(body).length ? "Nothing is changed yet." : null);
-  const send = async (event) => {
-    event.preventDefault();
-    if (lacks || sending) return;
-    setSending(true);
-    setProblem(null);
-    const sent = { ...body, ...(reason.trim() ? { reason: reason.trim() } : {}), ...(shared ? { allow_shared_address: true } : {}) };
-    try {
-      const { body: made } = engine
-        ? await call("PATCH", `v1/engines/${encodeURIComponent(engine.id)}`, { body: sent, headers: { "If-Match": `"g${generation.current}"` } })
-        : await call("POST", "v1/engines", { body: sent });
-      learnEngine(made);
-      onClose();
-      if (!engine) go(to("engines", made.id));
-    } catch (failed) {
-      setProblem(failed);
-      setSending(false);
-    }
-  };
+  const { problem, forget, send } = useSending(!lacks, async () => {
+    const sent = { ...body, reason: reason.trim() || undefined, allow_shared_address: shared || undefined };
+    const { body: made } = engine
+      ? await call("PATCH", `v1/engines/${encodeURIComponent(engine.id)}`, { body: sent, headers: { "If-Match": `"g${generation.current}"` } })
+      : await call("POST", "v1/engines", { body: sent });
+    learnEngine(made);
+    onClose();
+    if (!engine) go(to("engines", made.id));
+  });
   const elsewhere = problem && !fields.some((field) => faultOf(problem, field));
   return html`<${Dialog} title=${engine ? `Change ${engine.id}` : "Register an engine"} onClose=${onClose}><form onSubmit=${send}>
     <p class="lead">${engine ? "What the gateway knows it by. The engine hears nothing of it." : "The gateway connects to it and watches it from then on."}</p>
     ${fields.map((field) => html`<${Field} key=${field.name} id=${`register-${field.name}`} field=${field} value=${values[field.name]} onChange=${change(field.name)} fault=${faultOf(problem, field)} />`)}
     <${Field} id="register-reason" field=${{ type: "text", label: "Reason", most: 500, hint: "Kept in the audit." }} value=${reason} onChange=${setReason} />
     ${(problem?.reason === "ENGINE_ADDRESS_TAKEN" || shared) && html`<${Field} id="register-shared" field=${{ type: "flag", label: "Two engines share that address" }} value=${shared} onChange=${share} />`}
-    ${problem && html`<${Note} tone="bad" role="alert"><b>${problem.title}.</b> ${elsewhere && problem.detail}
-      ${problem.status === 412 && " Close this and open it again to see what it is now."}<//>`}
+    <${Refused} problem=${problem}>${elsewhere && problem.detail}${problem?.status === 412 && " Close this and open it again to see what it is now."}<//>
     ${lacks && html`<p class="dim small">${lacks}</p>`}
     <footer><button type="button" onClick=${onClose}>Close</button><button type="submit" class="primary" aria-disabled=${lacks ? "true" : undefined}>${engine ? "Change" : "Register"}</button></footer></form><//>`;
 }
@@ -128,29 +116,18 @@ function RegisterDialog({ engine, onClose }) {
 function RemoveDialog({ engine, onClose }) {
   const generation = useRef(engine.generation);
   const [values, setValues] = useState({ reason: "", confirmation: "" });
-  const [problem, setProblem] = useState(null);
-  const [sending, setSending] = useState(false);
   const ready = values.confirmation === engine.id;
-  const send = async (event) => {
-    event.preventDefault();
-    if (!ready || sending) return;
-    setSending(true);
-    setProblem(null);
-    try {
-      await call("DELETE", `v1/engines/${encodeURIComponent(engine.id)}`, { query: { reason: values.reason.trim() }, headers: { "If-Match": `"g${generation.current}"` } });
-      go(HOME);
-      forgetEngine(engine.id);
-    } catch (failed) {
-      setProblem(failed);
-      setSending(false);
-    }
-  };
+  const { problem, send } = useSending(ready, async () => {
+    await call("DELETE", `v1/engines/${encodeURIComponent(engine.id)}`, { query: { reason: values.reason.trim() }, headers: { "If-Match": `"g${generation.current}"` } });
+    go(HOME);
+    forgetEngine(engine.id);
+  });
   return html`<${Dialog} title="Remove ${engine.id}" onClose=${onClose}><form onSubmit=${send}>
     <p>The gateway watches it no more and takes no orders for it. The engine itself goes on as it is, a pause included. Its history stays; its id is not used again.</p>
     <${Field} id="remove-reason" field=${{ type: "text", label: "Reason", most: 500, hint: "Kept in the audit." }} value=${values.reason} onChange=${(reason) => setValues({ ...values, reason })} />
     <div class="field grave"><label for="remove-confirmation">This can't be taken back. Type <b class="mono">${engine.id}</b> to confirm</label>
       <input id="remove-confirmation" type="text" class="mono" autocomplete="off" spellcheck="false" value=${values.confirmation} onInput=${(event) => setValues({ ...values, confirmation: event.target.value })} /></div>
-    ${problem && html`<${Note} tone="bad" role="alert"><b>${problem.title}.</b> ${problem.detail}${problem.operation && html` <${OperationLink} id=${problem.operation} />`}<//>`}
+    <${Refused} problem=${problem}>${problem?.detail}${problem?.operation && html` <${OperationLink} id=${problem.operation} />`}<//>
     <footer><button type="button" onClick=${onClose}>Close</button><button type="submit" class="danger" aria-disabled=${ready ? undefined : "true"}>Remove</button></footer></form><//>`;
 }
 
