@@ -39,7 +39,6 @@ from app.http.closing import Closing
 from app.http.listening import Listening, ListenRefused, bound_at, listening
 from app.http.payloads import PayloadRule
 from app.http.policing import follow_policy
-from app.http.readiness import look_at_engines
 from app.http.records import record_refused_callers
 from app.http.rooms import OpenStreams, Rooms
 from app.http.roster import Roster
@@ -467,7 +466,6 @@ async def _housekeeping(rooms: Rooms) -> None:
             await record_refused_callers(
                 rooms.ledger, rooms.refused_callers, rooms.clock, all_of_them=False
             )
-            await look_at_engines(rooms)
         except Exception as error:
             # It is tried again; nothing else may end for it.
             _log.warning("housekeeping_interrupted", exc_info=error)

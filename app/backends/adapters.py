@@ -18,6 +18,7 @@ from app.backends.endpoint import CLOSED, Endpoint, NotKnownThere, was_asked_to_
 from app.backends.port import EngineRefused, EngineSilent, Order, OutcomeLost, StillRunning
 from app.backends.spelling import Malformed, count_of, text_of, value_of
 from app.backends.streams import no_way
+from app.backends.stubs import stub_of
 from app.domain.commands import Command, LoadLora, UnloadLora
 from app.domain.kinds import FailureEffect, OperationKind, Verification
 from app.domain.operation import JsonObject, JsonValue, OperationError, OperationWarning
@@ -53,7 +54,7 @@ async def adapter_order(
         channel, metadata = await endpoint.open_for(order, now)
     except EngineSilent as silent:
         raise EngineRefused(no_way(silent)) from silent
-    stub = openengine_pb2_grpc.ControlStub(channel)
+    stub = stub_of(openengine_pb2_grpc.ControlStub, channel)
     try:
         result = await _call(stub, order.command, timeout_s, metadata)
     except CLOSED as closed:

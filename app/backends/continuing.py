@@ -9,6 +9,7 @@ import grpc
 from app.backends import status_map
 from app.backends.endpoint import CLOSED, Endpoint, was_asked_to_stop
 from app.backends.port import EngineRefused, EngineSilent, Silence
+from app.backends.stubs import stub_of
 from app.rpc.openengine.v1 import admin_pb2, admin_pb2_grpc
 
 
@@ -18,7 +19,7 @@ async def take_further(
     """Returns when the engine has taken it on, which its first event says; what follows is told on
     the stream of the order itself. Raises EngineRefused, EngineSilent."""
     channel, metadata = await endpoint.open()
-    stub: Any = admin_pb2_grpc.OpenEngineAdminStub(channel)
+    stub: Any = stub_of(admin_pb2_grpc.OpenEngineAdminStub, channel)
     try:
         call = stub.UpdateWeights(request, timeout=timeout_s, metadata=metadata)
     except grpc.aio.UsageError as closed:

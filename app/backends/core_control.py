@@ -19,6 +19,7 @@ from app.backends.endpoint import Endpoint, NotKnownThere
 from app.backends.kept_states import KeptStates
 from app.backends.port import EngineSilent, Silence
 from app.backends.spelling import text_of
+from app.backends.stubs import stub_of
 from app.backends.telling import Trouble
 from app.domain.errors import ChadburnError
 from app.domain.kept_state import KeptState
@@ -187,15 +188,15 @@ async def absent_is_none(call: Awaitable[T]) -> T | None:
 
 
 async def _get_server_info(channel: grpc.aio.Channel, rest: Any) -> server_pb2.ServerInfo:
-    stub = openengine_pb2_grpc.ControlStub(channel)
+    stub = stub_of(openengine_pb2_grpc.ControlStub, channel)
     return await stub.GetServerInfo(server_pb2.GetServerInfoRequest(), **rest)
 
 
 async def _get_health(channel: grpc.aio.Channel, rest: Any) -> lifecycle_pb2.HealthResponse | None:
-    stub = openengine_pb2_grpc.ControlStub(channel)
+    stub = stub_of(openengine_pb2_grpc.ControlStub, channel)
     return await absent_is_none(stub.Health(lifecycle_pb2.HealthRequest(), **rest))
 
 
 async def _list_loras(channel: grpc.aio.Channel, rest: Any) -> lora_pb2.ListLorasResponse | None:
-    stub = openengine_pb2_grpc.ControlStub(channel)
+    stub = stub_of(openengine_pb2_grpc.ControlStub, channel)
     return await absent_is_none(stub.ListLoras(lora_pb2.ListLorasRequest(), **rest))

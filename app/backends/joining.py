@@ -8,6 +8,7 @@ from app.backends import status_map
 from app.backends.endpoint import CLOSED, Endpoint, was_asked_to_stop
 from app.backends.port import EngineRefused, EngineSilent, Silence
 from app.backends.session_letters import group_of
+from app.backends.stubs import stub_of
 from app.domain.weight_sessions import NcclTransfer
 from app.rpc.openengine.v1 import admin_pb2, admin_pb2_grpc
 
@@ -16,7 +17,7 @@ async def join(endpoint: Endpoint, transfer: NcclTransfer, timeout_s: float) -> 
     """Whether the engine is in it; False: it joins with the session that names the group. Raises
     EngineRefused; EngineSilent: it is not known."""
     channel, metadata = await endpoint.open()
-    stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
+    stub = stub_of(admin_pb2_grpc.OpenEngineAdminStub, channel)
     request = admin_pb2.JoinGroupRequest(group=group_of(transfer))
     try:
         await stub.JoinGroup(request, timeout=timeout_s, metadata=metadata)

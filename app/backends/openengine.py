@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,9 +28,12 @@ from app.backends.port import (
 from app.backends.session_letters import stage_request
 from app.backends.spelling import Malformed, text_of
 from app.backends.streams import StreamLimits, no_way, order_stream
+from app.backends.stubs import stub_of
 from app.backends.telling import Trouble
 from app.clock import Clock
+from app.domain.capabilities import Capabilities
 from app.domain.commands import AbortRequests, StartProfile
+from app.domain.facts import EngineFacts
 from app.domain.kinds import OperationKind
 from app.domain.operation import JsonObject
 from app.domain.transitions import Completed, Fact
@@ -68,6 +71,15 @@ class _AdminProfile:
     troubles: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Understood:
+    """A profile as it came over the wire, and what it says."""
+
+    said: bytes
+    facts: EngineFacts
+    capabilities: Capabilities
+
+
 class OpenEngineBackend:
     """Implements `EngineBackend`. `admin` takes orders and ends requests, `control` is read. `core`
     speaks for an engine that has no admin service: its requests can be ended, and its adapters
@@ -87,6 +99,7 @@ class OpenEngineBackend:
         self._clock = clock
         self._core = core
         self._limits = limits
+        self._understood: _Understood | None = None
         self._described: tuple[str, JsonObject, tuple[JsonObject, ...]] | None = None
         self._describe_after = 0.0
         self._trouble = Trouble(log, f"engine at {admin.name}")
@@ -97,8 +110,7 @@ class OpenEngineBackend:
         read = await self._read_profile(timeout_s)
         profile = read.profile
         try:
-            facts = readings.facts_of(profile, self._clock.now())
-            capabilities = readings.capabilities_of(profile)
+            facts, capabilities = self._understand(profile)
         except Malformed as malformed:
             self._trouble.seen(logging.WARNING, f"its profile can't be read: {malformed}")
             raise EngineSilent(Silence.MALFORMED) from malformed
@@ -107,14 +119,28 @@ class OpenEngineBackend:
         # Constant for the life of an engine process, unless that can be given another shape.
         reshapes = OperationKind.RECONFIGURE_SERVING in capabilities.operations
         shape = f"{capabilities.world_size} {capabilities.models}"
-        of = f"{facts.instance_id} {facts.revision if reshapes else ''} {shape}"
+        administered = not isinstance(read, CoreProfile)
+        life = f"{facts.instance_id} {facts.revision if reshapes else ''}"
+        of = f"{life} {administered} {shape}"
         if self._described is None or self._described[0] != of:
-            self._described = await self._describe(of, ends_at - loop.time())
+            left_s = ends_at - loop.time()
+            self._described = await self._describe(of, left_s, administered=administered)
         if self._described is None:
             return Discovery({}, (), capabilities, facts, (*troubles, "control_unreachable"))
         _, info, models = self._described
-        info = {**info, "admin_service": not isinstance(read, CoreProfile)}
         return Discovery(info, models, capabilities, facts, troubles)
+
+    def _understand(self, profile: admin_pb2.AdminProfile) -> tuple[EngineFacts, Capabilities]:
+        """Raises Malformed. An engine with nothing to do says the same for hours, and to read it
+        costs more than to hear it."""
+        said, now = profile.SerializeToString(), self._clock.now()
+        before = self._understood
+        if before is not None and before.said == said:
+            return replace(before.facts, observed_at=now), before.capabilities
+        facts = readings.facts_of(profile, now)
+        capabilities = _shared(readings.capabilities_of(profile))
+        self._understood = _Understood(said, facts, capabilities)
+        return facts, capabilities
 
     async def _read_profile(self, timeout_s: float) -> _AdminProfile | CoreProfile:
         """Raises EngineSilent."""
@@ -128,7 +154,7 @@ class OpenEngineBackend:
         return await self._core.profile(ends_at - asyncio.get_running_loop().time())
 
     async def _describe(
-        self, of: str, left_s: float
+        self, of: str, left_s: float, *, administered: bool
     ) -> tuple[str, JsonObject, tuple[JsonObject, ...]] | None:
         """What is read once `of` a state in which it stays the same. None: it could not be read.
         It is not tried at each reading then: facts are not to wait for it."""
@@ -138,7 +164,7 @@ class OpenEngineBackend:
         timeout_s = min(left_s, _DESCRIBE_TIMEOUT_S)
         try:
             server = await self._control.read(_get_server_info, timeout_s)
-            info = readings.info_of(server)
+            info = {**readings.info_of(server), "admin_service": administered}
             models: list[JsonObject] = []
             for name in server.supported_models[:_MOST_MODELS]:
                 model = await self._control.read(partial(_get_model_info, name), timeout_s)
@@ -249,7 +275,7 @@ class OpenEngineBackend:
     async def cancel(self, engine_operation_id: str, timeout_s: float) -> None:
         wanted = admin_pb2.CancelAdminOperationRequest(operation_id=engine_operation_id)
         channel, metadata = await self._admin.open()
-        stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
+        stub = stub_of(admin_pb2_grpc.OpenEngineAdminStub, channel)
         try:
             await stub.CancelOperation(wanted, timeout=timeout_s, metadata=metadata)
         except CLOSED as closed:
@@ -286,7 +312,7 @@ class OpenEngineBackend:
             channel, metadata = await self._admin.open_for(order, self._clock.now)
         except EngineSilent as silent:
             raise EngineRefused(no_way(silent)) from silent
-        stub = openengine_pb2_grpc.ControlStub(channel)
+        stub = stub_of(openengine_pb2_grpc.ControlStub, channel)
         left_s = (order.deadline_at - self._clock.now()).total_seconds()
         timeout_s = max(min(left_s, self._limits.abort_s), 0.001)
 
@@ -300,18 +326,29 @@ class OpenEngineBackend:
         return send
 
 
+def _shared(capabilities: Capabilities) -> Capabilities:
+    """One object for all that are equal: engines of one make, of which a fleet has a thousand."""
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    return _known.setdefault(repr(capabilities), capabilities)
+
+
+_MOST_KNOWN = 256
+_known: dict[str, Capabilities] = {}
+
+
 # ---- reads: the channel and the keyword arguments of the call come from the endpoint ----
 
 
 async def _get_profile(channel: grpc.aio.Channel, rest: Any) -> admin_pb2.AdminProfile | None:
-    stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
+    stub = stub_of(admin_pb2_grpc.OpenEngineAdminStub, channel)
     return await absent_is_none(stub.GetAdminProfile(admin_pb2.GetAdminProfileRequest(), **rest))
 
 
 async def _get_operation(
     key: str, channel: grpc.aio.Channel, rest: Any
 ) -> admin_pb2.AdminOperation | None:
-    stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
+    stub = stub_of(admin_pb2_grpc.OpenEngineAdminStub, channel)
     wanted = admin_pb2.GetAdminOperationRequest(idempotency_key=key)
     return await absent_is_none(stub.GetOperation(wanted, **rest))
 
@@ -319,28 +356,28 @@ async def _get_operation(
 async def _get_record(
     engine_operation_id: str, channel: grpc.aio.Channel, rest: Any
 ) -> admin_pb2.AdminOperation:
-    stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
+    stub = stub_of(admin_pb2_grpc.OpenEngineAdminStub, channel)
     wanted = admin_pb2.GetAdminOperationRequest(operation_id=engine_operation_id)
     return await stub.GetOperation(wanted, **rest)
 
 
 async def _get_server_info(channel: grpc.aio.Channel, rest: Any) -> server_pb2.ServerInfo:
-    stub = openengine_pb2_grpc.ControlStub(channel)
+    stub = stub_of(openengine_pb2_grpc.ControlStub, channel)
     return await stub.GetServerInfo(server_pb2.GetServerInfoRequest(), **rest)
 
 
 async def _get_model_info(name: str, channel: grpc.aio.Channel, rest: Any) -> model_pb2.ModelInfo:
-    stub = openengine_pb2_grpc.ControlStub(channel)
+    stub = stub_of(openengine_pb2_grpc.ControlStub, channel)
     return await stub.GetModelInfo(model_pb2.GetModelInfoRequest(model=name), **rest)
 
 
 async def _get_load(channel: grpc.aio.Channel, rest: Any) -> server_pb2.LoadInfo:
-    stub = openengine_pb2_grpc.ControlStub(channel)
+    stub = stub_of(openengine_pb2_grpc.ControlStub, channel)
     return await stub.GetLoad(server_pb2.GetLoadRequest(include_per_rank=True), **rest)
 
 
 async def _get_kv_event_sources(
     channel: grpc.aio.Channel, rest: Any
 ) -> kv_pb2.GetKvEventSourcesResponse | None:
-    stub = openengine_pb2_grpc.ControlStub(channel)
+    stub = stub_of(openengine_pb2_grpc.ControlStub, channel)
     return await absent_is_none(stub.GetKvEventSources(kv_pb2.GetKvEventSourcesRequest(), **rest))

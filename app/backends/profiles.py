@@ -17,6 +17,7 @@ from app.backends.endpoint import CLOSED, Endpoint, NotKnownThere, was_asked_to_
 from app.backends.port import EngineRefused, EngineSilent, Order, OutcomeLost, Silence
 from app.backends.spelling import Malformed, number_of, text_of
 from app.backends.streams import StreamLimits, no_way
+from app.backends.stubs import stub_of
 from app.domain.commands import StartProfile
 from app.domain.operation import OperationError, Progress
 from app.domain.transitions import Completed, EngineAccepted, Fact, Failed, Progressed
@@ -94,7 +95,7 @@ async def stop(
     )
     request.whole_engine.SetInParent()
     channel, metadata = await endpoint.open()
-    stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
+    stub = stub_of(admin_pb2_grpc.OpenEngineAdminStub, channel)
     try:
         left_s = max(ends_at - loop.time(), 0.001)
         await stub.StopProfile(request, timeout=left_s, metadata=metadata)
@@ -131,7 +132,7 @@ async def _start(
     if command.duration_ms is not None:
         request.duration_ms = command.duration_ms
     letters.address(request, order)
-    stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
+    stub = stub_of(admin_pb2_grpc.OpenEngineAdminStub, channel)
     try:
         return await stub.StartProfile(request, timeout=timeout_s, metadata=metadata)
     except CLOSED as closed:

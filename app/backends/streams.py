@@ -23,6 +23,7 @@ from app.backends.port import (
     Silence,
 )
 from app.backends.spelling import Malformed
+from app.backends.stubs import stub_of
 from app.domain.kinds import FailureEffect, OperationKind
 from app.domain.operation import OperationError
 from app.domain.transitions import Cancelled, Completed, Fact, Failed
@@ -163,7 +164,7 @@ def _open(
     timeout_s: float,
     metadata: Metadata,
 ) -> _Call:
-    stub = admin_pb2_grpc.OpenEngineAdminStub(channel)
+    stub = stub_of(admin_pb2_grpc.OpenEngineAdminStub, channel)
     methods: dict[OperationKind, Any] = {
         OperationKind.FLUSH_CACHES: stub.FlushCaches,
         OperationKind.PAUSE: stub.Pause,

@@ -20,6 +20,10 @@ from app.ledger.column_types import storable
 
 T = TypeVar("T")
 
+_MOST_SPELLED = 256
+_spelled: dict[int, tuple[object, JsonValue]] = {}
+"""By identity; the object is held, so that its number is not given to another one."""
+
 
 def document(value: object) -> JsonValue:
     """Enums by value, times as ISO 8601 in UTC, sets sorted, dataclasses by field."""
@@ -44,6 +48,19 @@ def document(value: object) -> JsonValue:
     if is_dataclass(value):
         return {field.name: document(getattr(value, field.name)) for field in fields(value)}
     raise TypeError(f"no JSON form for {type(value).__name__}")
+
+
+def shared_document(value: object) -> JsonValue:
+    """The same for what does not change and is shared by many, as the capabilities of engines of
+    one make are: spelled once for each object. Not to be changed by whoever gets it."""
+    known = _spelled.get(id(value))
+    if known is not None and known[0] is value:
+        return known[1]
+    spelled = document(value)
+    if len(_spelled) >= _MOST_SPELLED:
+        _spelled.clear()
+    _spelled[id(value)] = (value, spelled)
+    return spelled
 
 
 def json_object(value: Mapping[str, JsonValue]) -> dict[str, JsonValue]:

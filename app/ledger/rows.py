@@ -28,7 +28,7 @@ from app.domain.operation import (
     Progress,
 )
 from app.domain.ranks import RankReport
-from app.ledger.documents import document, json_object, read, read_each
+from app.ledger.documents import document, json_object, read, read_each, shared_document
 from app.ledger.values import AuditEntry, StoredAudit, StoredEvent
 
 Values = dict[str, Any]
@@ -197,7 +197,7 @@ def observed_values(observed: Observed) -> Values:
         "document": {
             "facts": None if facts is None else document(facts),
             "capabilities": (
-                None if observed.capabilities is None else document(observed.capabilities)
+                None if observed.capabilities is None else shared_document(observed.capabilities)
             ),
             "info": json_object(observed.info),
             "models": [json_object(model) for model in observed.models],

@@ -15,6 +15,7 @@ from app.backends.endpoint import CLOSED, Endpoint, Metadata, NotKnownThere, was
 from app.backends.port import EngineRefused, EngineSilent, Order, Silence
 from app.backends.spelling import text_of
 from app.backends.streams import no_way
+from app.backends.stubs import stub_of
 from app.backends.telling import Trouble
 from app.backends.vllm.readings import (
     MOST_RANKS,
@@ -173,7 +174,9 @@ class Crew:
 
         async def call(channel: grpc.aio.Channel, rest: Any) -> Any:
             try:
-                return await getattr(control_pb2_grpc.ControlStub(channel), rpc)(request, **rest)
+                return await getattr(stub_of(control_pb2_grpc.ControlStub, channel), rpc)(
+                    request, **rest
+                )
             except grpc.aio.AioRpcError as error:
                 if error.code() in _NOT_THERE:
                     return None
@@ -227,7 +230,7 @@ class Calls:
 
     async def _order_one(self, place: int, rpc: str, request: Any, timeout_s: float) -> Said:
         endpoint, channel, metadata = self._lines[place]
-        stub = control_pb2_grpc.ControlStub(channel)
+        stub = stub_of(control_pb2_grpc.ControlStub, channel)
         try:
             answer = await getattr(stub, rpc)(
                 request, timeout=max(timeout_s, 0.001), metadata=metadata
