@@ -13,14 +13,16 @@ from app.discovery.source import Listed
 from app.http.bodies import RegisterEngineBody, sequence
 
 _FAULTS_AT_MOST = 10
+_LONGEST_FAULT = 300
 
 
 class ListRefused(Exception):
-    """Nothing of the list counts. `faults` quote no values."""
+    """Nothing of the list counts. `faults` quote no values, but names of fields, which may be
+    anything in a list that is broken: log and audit must be able to keep them."""
 
     def __init__(self, faults: tuple[str, ...]) -> None:
-        super().__init__("; ".join(faults))
-        self.faults = faults
+        self.faults = tuple(map(_fit_to_keep, faults))
+        super().__init__("; ".join(self.faults))
 
 
 class _List(BaseModel):
@@ -68,3 +70,11 @@ def _line(fault: Any) -> str:
     for part in fault["loc"]:
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
     return f"{place or 'the list'}: {fault['msg']}"
+
+
+def _fit_to_keep(fault: str) -> str:
+    """The end says what is wrong with the field that the beginning names."""
+    if len(fault) > _LONGEST_FAULT:
+        half = _LONGEST_FAULT // 2
+        fault = f"{fault[:half]}…{fault[-half:]}"
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in fault)

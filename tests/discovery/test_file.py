@@ -79,6 +79,22 @@ def test_broken_json_is_refused(content: bytes) -> None:
         read_list(content, is_json=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("k" * 1_000_000, "kkk"), ("a\0b\nc\x1b[2J", "a\ufffdb\ufffdc\ufffd[2J: Extra")],
+)
+def test_a_field_s_name_can_be_kept_in_log_and_audit(name: str, start: str) -> None:
+    """PostgreSQL keeps no NUL, and a list may be a million characters of one name."""
+    with pytest.raises(ListRefused) as refused:
+        read_list(json.dumps({"engines": [], name: 1}).encode(), is_json=True)
+    (fault,) = refused.value.faults
+    assert fault.startswith(start)
+    assert fault.endswith("Extra inputs are not permitted")
+    assert len(fault) <= 301
+    assert fault.isprintable()
+    assert str(refused.value) == fault
+
+
 def test_the_page_s_examples_are_right(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
     examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
