@@ -84,7 +84,7 @@ def test_broken_json_is_refused(content: bytes) -> None:
     [("k" * 1_000_000, "kkk"), ("a\0b\nc\x1b[2J", "a\ufffdb\ufffdc\ufffd[2J: Extra")],
 )
 def test_a_field_s_name_can_be_kept_in_log_and_audit(name: str, start: str) -> None:
-    """PostgreSQL keeps no NUL, and a list may be a million characters of one name."""
+    """A list may be a million characters of one name, or write to the terminal of who reads."""
     with pytest.raises(ListRefused) as refused:
         read_list(json.dumps({"engines": [], name: 1}).encode(), is_json=True)
     (fault,) = refused.value.faults
