@@ -238,8 +238,9 @@ class Fleet:
     async def _look_at_all(self, rounds: Rounds) -> None:
         """One after the other: all at once, orders would stand in line behind their readings."""
         loop = asyncio.get_running_loop()
+        before = set(self._lookouts)  # What is registered meanwhile may be missing in the answer.
         fleet = await self._ledger.engines.watched()
-        for engine_id in self._lookouts.keys() - {each.engine_id for each in fleet}:
+        for engine_id in before - {each.engine_id for each in fleet}:
             self._forget(engine_id)
         began = loop.time()
         chosen = rounds.due(fleet, began)
