@@ -317,11 +317,14 @@ async def test_a_source_that_breaks_is_followed_again(gateway: Gateway) -> None:
     source = Breaking(listed=listing(draft("a")))
     follows = follower(gateway, source, rhythm=Rhythm(tick_s=0.01))
     running = asyncio.create_task(follows.run())
-    await until(lambda: source.times > 2)
+
+    async def followed() -> bool:
+        return source.times > 2 and set(await registered(gateway)) == {"a"}
+
+    await until(followed)
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
-    assert set(await registered(gateway)) == {"a"}
 
 
 async def test_all_gateways_sources_are_run_and_left(gateway: Gateway, tmp_path: Path) -> None:

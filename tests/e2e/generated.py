@@ -215,7 +215,12 @@ class Prober:
         engine = self._http.get(f"/v1/engines/{self._engine}").json()
         made = self._http.post(
             "/v1/engines",
-            json={"id": SPARE, "members": engine["members"], "tls": engine["tls"]},
+            json={
+                "id": SPARE,
+                "members": engine["members"],
+                "tls": engine["tls"],
+                "allow_shared_address": True,
+            },
         )
         assert made.status_code == 201, made.text
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")))
 TYPED = ("console", "sh")
 # Of other kinds; a new one is thought about before it is added.
-SHOWN = frozenset({"text", "toml", "json", "python", "http"})
+SHOWN = frozenset({"text", "toml", "json", "yaml", "python", "http"})
 
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)(?P<title>[^\n]*)\n(?P<text>.*?)^(?P=indent)```",
