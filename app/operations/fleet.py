@@ -243,14 +243,16 @@ class Fleet:
         for engine_id in before - {each.engine_id for each in fleet}:
             self._forget(engine_id)
         began = loop.time()
-        chosen = rounds.due(fleet, began)
-        for place, each in enumerate(chosen):
+        told = {name for name, each in self._lookouts.items() if each.told_at is not None}
+        chosen = rounds.due(fleet, began, told)
+        for place, (each, in_turn) in enumerate(chosen):
             ahead_s = began + rounds.look_s * place / len(chosen) - loop.time()
             if ahead_s > 0:
                 await asyncio.sleep(ahead_s)
-            self._look_at(each)
+            self._look_at(each, in_turn=in_turn)
 
-    def _look_at(self, watched: Watched) -> None:
+    def _look_at(self, watched: Watched, *, in_turn: bool) -> None:
+        """`in_turn`: also ask for its load."""
         lookout = self._lookout(watched.engine_id)
         tried_at = watched.observed_at
         if lookout.told_at is not None and (tried_at is None or lookout.told_at > tried_at):
@@ -259,6 +261,8 @@ class Fleet:
         half = timedelta(seconds=(BUSY_S if watched.busy else self._interval_s) / 2)
         if not lookout.reading and (tried_at is None or self._clock.now() - tried_at > half):
             lookout.read(lookout.known(watched))
+        if not in_turn:
+            return
         sample = asyncio.get_running_loop().create_task(lookout.sample_load(watched))
         self._samples.add(sample)
         sample.add_done_callback(self._samples.discard)

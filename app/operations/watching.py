@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -31,23 +31,27 @@ class Rounds:
         """Between two looks at what is registered."""
         return min(self.wanted_s, BUSY_S)
 
-    def due(self, fleet: Sequence[Watched], now: float) -> list[Watched]:
-        """Those to be read before the next look. What is new is read at once, and then in a
-        rhythm that its id gives: not in step with whatever else was new."""
+    def due(
+        self, fleet: Sequence[Watched], now: float, known: Collection[str] = ()
+    ) -> list[tuple[Watched, bool]]:
+        """Those to be read before the next look, and whether it is their time or only that they
+        are at an order. What is new is read at once, unless it is among the `known`, and then in
+        a rhythm that its id gives: not in step with whatever else was new."""
         interval_s = interval_of(self.wanted_s, len(fleet))
         before, self._due = self._due, {}
-        chosen: list[Watched] = []
+        chosen: list[tuple[Watched, bool]] = []
         for each in fleet:
             name = each.engine_id
             at = before.get(name)
             if at is None:
                 at = now + self.look_s + interval_s * (crc32(name.encode()) / 2**32)
-                chosen.append(each)
+                if name not in known:
+                    chosen.append((each, True))
             elif at < now + self.look_s:
                 # Once for each, also where this comes late.
                 at = max(at + interval_s, now + self.look_s)
-                chosen.append(each)
+                chosen.append((each, True))
             elif each.busy:
-                chosen.append(each)
+                chosen.append((each, False))
             self._due[name] = at
         return chosen

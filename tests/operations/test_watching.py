@@ -27,11 +27,11 @@ def test_each_is_read_at_once_and_then_once_in_its_time(
     wanted_s: float, count: int, late_s: float
 ) -> None:
     rounds, now, engines = Rounds(wanted_s), 1_000.0, fleet(count)
-    assert rounds.due(engines, now) == engines
+    assert rounds.due(engines, now) == [(each, True) for each in engines]
     read_at = {each.engine_id: now for each in engines}
     for _ in range(200):
         now += rounds.look_s + late_s
-        for each in rounds.due(engines, now):
+        for each, _ in rounds.due(engines, now):
             read_at[each.engine_id] = now
         longest = interval_of(wanted_s, count) + 2 * (rounds.look_s + late_s)
         assert all(now - at <= longest + 1e-6 for at in read_at.values())
@@ -40,7 +40,7 @@ def test_each_is_read_at_once_and_then_once_in_its_time(
 def test_one_that_is_at_an_order_is_read_at_each_look() -> None:
     rounds = Rounds(60.0)
     rounds.due(fleet(3), 0.0)
-    assert {each.engine_id for each in rounds.due(fleet(3, 1), 0.1)} >= {"e1"}
+    assert {each.engine_id for each, _ in rounds.due(fleet(3, 1), 0.1)} >= {"e1"}
 
 
 def test_what_came_together_is_not_read_together() -> None:
@@ -54,4 +54,10 @@ def test_what_is_gone_is_forgotten() -> None:
     rounds = Rounds(5.0)
     rounds.due(fleet(3), 0.0)
     rounds.due(fleet(1), 0.0)
-    assert Counter(each.engine_id for each in rounds.due(fleet(3), 0.0))["e2"] == 1
+    assert Counter(each.engine_id for each, _ in rounds.due(fleet(3), 0.0))["e2"] == 1
+
+
+def test_what_was_read_when_it_was_registered_is_not_read_once_more() -> None:
+    rounds = Rounds(60.0)
+    assert [each.engine_id for each, _ in rounds.due(fleet(2), 0.0, {"e1"})] == ["e0"]
+    assert {each.engine_id for each, _ in rounds.due(fleet(2), 61.0)} == {"e0", "e1"}
